@@ -1,0 +1,391 @@
+/*
+ * dspark.h - DSpark speculative decoding for GGUF models
+ *
+ * A DSpark draft proposes a block of tokens from the hidden states of a target model; the target verifies the
+ * block in one batch.  Typical use, with the handles of a libllama that the host has already loaded:
+ *
+ *     dspark_bind(&libllama, 1);
+ *     dspark_draft_load("draft.gguf", NULL, &draft);
+ *     dspark_session_create(ctx, draft, NULL, &session);
+ *     dspark_session_append(session, prompt, n_prompt);
+ *     while (dspark_session_next(session, sampler, -1, &token) == DSPARK_OK && token != eos) { ... }
+ *     dspark_session_free(session);
+ *     dspark_draft_free(draft);
+ *
+ * Conventions.  Every function that returns a dspark_status returns DSPARK_OK or an error; on an error every out_
+ * pointer is set to NULL / 0 and dspark_last_error() describes what happened, with the value seen and the value
+ * wanted.  No function prints, exits or lets an exception out.  Token ids are those of the target's vocabulary.
+ * Positions count from 0.  Parameter structs begin with struct_size, which the matching _init() sets, so that a
+ * caller built against another version is noticed.
+ */
+#ifndef DSPARK_H
+#define DSPARK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define DSPARK_VERSION "0.1.0"
+
+#if defined(_WIN32)
+#    if defined(DSPARK_BUILD)
+#        define DSPARK_API __declspec(dllexport)
+#    else
+#        define DSPARK_API __declspec(dllimport)
+#    endif
+#else
+#    define DSPARK_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef: everything up to the matching mark is also read by the Python binding's generator */
+
+/* of llama.cpp and ggml */
+struct llama_context;
+struct llama_model;
+struct llama_sampler;
+struct ggml_tensor;
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Status
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_status {
+    DSPARK_OK                 = 0,
+    DSPARK_ERROR_ARGUMENT     = 1, /* an argument is outside its documented range */
+    DSPARK_ERROR_FILE         = 2, /* a file is missing, unreadable or truncated */
+    DSPARK_ERROR_FORMAT       = 3, /* a readable file that is not a draft this version can run */
+    DSPARK_ERROR_MISMATCH     = 4, /* draft and target do not belong together */
+    DSPARK_ERROR_MEMORY       = 5, /* an allocation failed; the object is as before the call */
+    DSPARK_ERROR_BACKEND      = 6, /* ggml or llama.cpp reported a failure */
+    DSPARK_ERROR_CONTEXT_FULL = 7, /* no position is left in the target's context */
+    DSPARK_ERROR_STATE        = 8, /* the call is not possible in the object's present state */
+    DSPARK_ERROR_BINDING      = 9, /* the loaded llama.cpp cannot be bound */
+    DSPARK_ERROR_CALLBACK     = 10, /* a callback given by the caller reported failure */
+    DSPARK_ERROR_INTERNAL     = 11 /* a defect of this library */
+} dspark_status;
+
+/* "0.1.0" */
+DSPARK_API const char * dspark_version(void);
+
+/* "DSPARK_ERROR_FILE" for DSPARK_ERROR_FILE; "unknown status" for a number that is none. */
+DSPARK_API const char * dspark_status_name(dspark_status status);
+
+/* One sentence about this thread's last failed call; valid until the thread's next dspark_ call; never NULL. */
+DSPARK_API const char * dspark_last_error(void);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Binding to llama.cpp
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* Binds this library to the llama.cpp and ggml that the process has already loaded.
+ *
+ * libraries: handles from dlopen / LoadLibrary, searched in order; where symbols of ggml can be found through
+ * libllama (Linux, macOS) its handle alone is enough.  The handles must stay open as long as the process lives.
+ * Checks that every needed function is there, that ggml's version is the one this library was built against, and
+ * that a three-operation graph gives its known result.
+ * Must be called, once, before any other function but the three above and dspark_build_ggml_version(); further
+ * calls with the same libllama do nothing, with another one they fail.
+ * Errors: DSPARK_ERROR_BINDING, the message names the missing function or both versions. */
+DSPARK_API dspark_status dspark_bind(void * const * libraries, size_t n_libraries);
+
+/* The ggml version this library was built against, and the one it is bound to ("" before dspark_bind). */
+DSPARK_API const char * dspark_build_ggml_version(void);
+DSPARK_API const char * dspark_bound_ggml_version(void);
+
+/* The commit that the bound ggml states, and llama.cpp's version; "" before dspark_bind. */
+DSPARK_API const char * dspark_bound_ggml_commit(void);
+DSPARK_API const char * dspark_bound_llama_version(void);
+
+/* True if the bound libllama offers layer-input taps (llama_set_embeddings_layer_inp). */
+DSPARK_API bool dspark_has_layer_taps(void);
+
+/* True if this version has checked the layer-input taps of the architecture ("llama", "qwen3", ...).  For any
+ * other one llama.cpp would end the process, so its features come through dspark_feature_tap instead. */
+DSPARK_API bool dspark_arch_has_layer_taps(const char * architecture);
+
+/* Number of ggml devices, and the name ("CPU", "CUDA0"), description and kind ("cpu", "gpu", "igpu", "accel") of
+ * the i-th; NULL for an index outside [0, n). */
+DSPARK_API int32_t      dspark_device_count(void);
+DSPARK_API const char * dspark_device_name(int32_t index);
+DSPARK_API const char * dspark_device_description(int32_t index);
+DSPARK_API const char * dspark_device_kind(int32_t index);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Draft: the weights.  Immutable after loading; may be used by any number of threads and sessions at once.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_draft dspark_draft;
+
+typedef struct dspark_draft_params {
+    size_t       struct_size;
+    const char * device;      /* name of a ggml device, or NULL: the CPU */
+} dspark_draft_params;
+
+DSPARK_API void dspark_draft_params_init(dspark_draft_params * params);
+
+typedef enum dspark_markov_type {
+    DSPARK_MARKOV_NONE    = 0,
+    DSPARK_MARKOV_VANILLA = 1,
+    DSPARK_MARKOV_GATED   = 2,
+    DSPARK_MARKOV_RNN     = 3
+} dspark_markov_type;
+
+typedef struct dspark_draft_info {
+    size_t   struct_size;
+    uint64_t n_bytes;            /* of weights on the device */
+    uint64_t n_params;
+    int32_t  n_layer;
+    int32_t  n_embd;
+    int32_t  n_head;
+    int32_t  n_head_kv;
+    int32_t  n_embd_head;
+    int32_t  n_ff;
+    int32_t  n_vocab;            /* of the target; 0: the file does not say */
+    int32_t  n_vocab_draft;      /* rows of the head; 0: the target's head is borrowed */
+    int32_t  n_ctx_train;
+    int32_t  block_size;         /* slots of one block */
+    int32_t  n_draft_max;        /* tokens that one block proposes: block_size, or block_size - 1 in the 1+N layout */
+    int32_t  mask_token_id;
+    int32_t  n_target_layers;
+    int32_t  markov_rank;
+    int32_t  markov_type;        /* dspark_markov_type */
+    int32_t  n_swa;              /* sliding window, 0: none */
+    bool     sample_from_anchor;
+    bool     has_confidence;
+    bool     has_token_embd;     /* false: borrowed from the target */
+    bool     has_output;         /* false: borrowed from the target */
+} dspark_draft_info;
+
+/* Reads and validates a GGUF file of architecture "dflash" and puts its weights on the device.  params may be NULL.
+ * Errors: DSPARK_ERROR_FILE, _FORMAT, _MEMORY, _ARGUMENT (unknown device, wrong struct_size). */
+DSPARK_API dspark_status dspark_draft_load(const char * path, const dspark_draft_params * params, dspark_draft ** out_draft);
+
+/* Like dspark_draft_load, but only reads and validates; no weights are held.  Such a draft can be asked for its
+ * properties and is refused by sessions. */
+DSPARK_API dspark_status dspark_draft_inspect(const char * path, dspark_draft ** out_draft);
+
+/* Drops the caller's reference; sessions and contexts keep theirs.  NULL is allowed. */
+DSPARK_API void dspark_draft_free(dspark_draft * draft);
+
+/* Fills *info, of which struct_size must be set. */
+DSPARK_API dspark_status dspark_draft_get_info(const dspark_draft * draft, dspark_draft_info * info);
+
+/* The tapped target layers as inputs of layer i, in the order of the fuse; n_target_layers values. */
+DSPARK_API const int32_t * dspark_draft_target_layers(const dspark_draft * draft);
+
+/* A metadata string of the file ("general.name"), NULL if it has none of that name and type. */
+DSPARK_API const char * dspark_draft_meta(const dspark_draft * draft, const char * key);
+
+/* Checks that the draft belongs to the target: width, layers, vocabulary, token table, and that what the draft
+ * borrows is there.  Errors: DSPARK_ERROR_MISMATCH. */
+DSPARK_API dspark_status dspark_draft_check_target(const dspark_draft * draft, const struct llama_model * target);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Draft context: one sequence of a draft (its K/V cache).  One thread at a time.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_draft_context dspark_draft_context;
+
+typedef struct dspark_draft_context_params {
+    size_t  struct_size;
+    int32_t n_threads;  /* > 0; default 4, or fewer cores */
+    int32_t type_k;     /* ggml_type of the draft's K cache; default F16 */
+    int32_t type_v;     /* and of its V cache */
+    int32_t n_ctx;      /* longest sequence that may be drafted for; 0: no limit but memory, which grows with use */
+} dspark_draft_context_params;
+
+DSPARK_API void dspark_draft_context_params_init(dspark_draft_context_params * params);
+
+/* One proposed block.  The pointers stay valid until the next call on the same context or session. */
+typedef struct dspark_proposal {
+    int32_t         n;                 /* number of proposed tokens */
+    const int32_t * ids;               /* [n] */
+    const float *   confidence_logits; /* [n], or NULL without a confidence head; the sigmoid is P(accepted | earlier accepted) */
+    const float *   logits;            /* [n][n_vocab_draft] in draft rows, or NULL if not asked for */
+} dspark_proposal;
+
+/* target lends its embedding and head where the draft has none, and must outlive the context; it may be NULL for a
+ * draft that has both.  params may be NULL.
+ * Errors: DSPARK_ERROR_MISMATCH, _MEMORY, _ARGUMENT, _STATE (draft was only inspected). */
+DSPARK_API dspark_status dspark_draft_context_create(const dspark_draft * draft, const struct llama_model * target,
+        const dspark_draft_context_params * params, dspark_draft_context ** out_context);
+
+DSPARK_API void dspark_draft_context_free(dspark_draft_context * context);
+
+/* Number of positions whose features the context holds. */
+DSPARK_API int32_t dspark_draft_context_n_past(const dspark_draft_context * context);
+
+/* Bytes of the K/V cache as it is now. */
+DSPARK_API size_t dspark_draft_context_kv_size(const dspark_draft_context * context);
+
+/* Appends the features of the next n_rows positions: features is [n_rows][n_target_layers * n_embd] f32, a row
+ * being the concatenated inputs of the tapped layers.  Any split of the rows over calls gives the same cache, bit
+ * for bit.  On failure the context is as before. */
+DSPARK_API dspark_status dspark_draft_context_append(dspark_draft_context * context, const float * features, int32_t n_rows);
+
+/* Drops the positions from n_past on; n_past may not exceed the present number. */
+DSPARK_API dspark_status dspark_draft_context_rewind(dspark_draft_context * context, int32_t n_past);
+
+/* Proposes up to n_max tokens to follow anchor, the token at position n_past.  The block is always run at its full
+ * trained size, so that a smaller n_max gives a prefix.  n is 0 when the block does not fit below n_ctx.
+ * with_logits asks for the logits in draft rows.  Does not change the context.
+ * Errors: DSPARK_ERROR_ARGUMENT (anchor outside the vocabulary, n_max < 1), _STATE (n_past is 0), _BACKEND. */
+DSPARK_API dspark_status dspark_draft_context_propose(dspark_draft_context * context, int32_t anchor, int32_t n_max,
+        bool with_logits, dspark_proposal * out_proposal);
+
+/* Spreads logits of draft rows over the target's vocabulary: out_logits is [n_vocab], -inf outside the draft's. */
+DSPARK_API dspark_status dspark_draft_scatter_logits(const dspark_draft * draft, const float * draft_logits,
+        float * out_logits, int32_t n_vocab);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Feature tap: the second source of target features, for architectures without layer-input taps.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_feature_tap dspark_feature_tap;
+
+/* To be given to llama_init_from_model as cb_eval and cb_eval_user_data; the tap must outlive the context. */
+DSPARK_API dspark_status dspark_feature_tap_create(dspark_feature_tap ** out_tap);
+DSPARK_API void          dspark_feature_tap_free(dspark_feature_tap * tap);
+DSPARK_API bool          dspark_feature_tap_callback(struct ggml_tensor * tensor, bool ask, void * tap);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Session: a target's context driven with a draft.  One thread at a time; different sessions side by side.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_session dspark_session;
+
+/* Any drafter can drive a session through this table; a draft context is one.  A callback returns 0, or anything else
+ * to make the session's call fail with DSPARK_ERROR_CALLBACK.  Unused callbacks may be NULL but propose. */
+typedef struct dspark_drafter {
+    size_t          struct_size;
+    void *          user_data;
+    int32_t         n_draft_max;     /* longest proposal it ever makes; >= 1 */
+    int32_t         n_target_layers; /* features wanted: 0 for none */
+    const int32_t * target_layers;
+    int (*append )(void * user_data, const float * features, int32_t pos, int32_t n_rows);
+    int (*rewind )(void * user_data, int32_t n_past);
+    int (*propose)(void * user_data, int32_t anchor, int32_t pos, int32_t n_max, int32_t * out_ids, int32_t * out_n);
+} dspark_drafter;
+
+typedef enum dspark_feature_source {
+    DSPARK_FEATURES_AUTO = 0,
+    DSPARK_FEATURES_TAPS = 1, /* llama.cpp's layer-input taps */
+    DSPARK_FEATURES_EVAL = 2  /* the evaluation callback of a dspark_feature_tap */
+} dspark_feature_source;
+
+typedef struct dspark_session_params {
+    size_t                struct_size;
+    int32_t               n_ctx;          /* longest sequence; 0: the target's context size */
+    int32_t               n_draft_max;    /* most tokens verified in a round; -1: what the draft proposes; 0: plain */
+    float                 confidence_min; /* a proposal ends before the first token of lower confidence; 0: off */
+    int32_t               feature_source; /* dspark_feature_source */
+    dspark_feature_tap *  feature_tap;    /* the tap of the target's context, or NULL */
+    dspark_draft_context_params draft;    /* of the draft's context */
+} dspark_session_params;
+
+DSPARK_API void dspark_session_params_init(dspark_session_params * params);
+
+/* Takes over sequence 0 of the target's context, which is emptied; the context must outlive the session and must not
+ * be used by another session.  draft NULL: plain decoding.  A target that cannot forget single positions
+ * (recurrent memory) is decoded plainly, and dspark_session_disabled_reason() says so.
+ * Errors: DSPARK_ERROR_MISMATCH, _ARGUMENT, _STATE (context has a session), _MEMORY. */
+DSPARK_API dspark_status dspark_session_create(struct llama_context * target, const dspark_draft * draft,
+        const dspark_session_params * params, dspark_session ** out_session);
+
+/* Like dspark_session_create, with a drafter of the caller's, copied; user_data must outlive the session. */
+DSPARK_API dspark_status dspark_session_create_with_drafter(struct llama_context * target, const dspark_drafter * drafter,
+        const dspark_session_params * params, dspark_session ** out_session);
+
+/* Leaves the tokens that the session has kept in the target's memory.  NULL is allowed. */
+DSPARK_API void dspark_session_free(dspark_session * session);
+
+/* Decodes at most one target batch (n_batch tokens) of the given tokens, appended to the sequence; *out_n tells how
+ * many it took, so that a caller can react to signals between batches.  An open round is settled first, and a token
+ * that dspark_session_next() returned last but has not decoded is dropped: pass it here to keep it.
+ * Logits are computed for the last token of the call alone.
+ * On DSPARK_ERROR_BACKEND the sequence is as before the call. */
+DSPARK_API dspark_status dspark_session_append(dspark_session * session, const int32_t * tokens, int32_t n_tokens, int32_t * out_n);
+
+/* Returns the next token, chosen by sampler from the target's logits (llama_sampler_sample, which also accepts it), or
+ * by argmax, lowest id first, if sampler is NULL.  Every token is the target's own choice given the tokens before it
+ * (sample-and-match); a draft decides only how many rows one target batch computes.
+ * Rows of a verified block are sampled one by one as they are asked for; a new round (propose, decode) is run when none
+ * is left.  n_draft_max limits this round's proposal: -1 for the session's limit, 0 for none.
+ * The returned token is not yet in the target's memory: n_tokens() does not count it.
+ * Errors: DSPARK_ERROR_CONTEXT_FULL, _STATE (nothing appended, or the target's memory was moved by somebody else),
+ * _BACKEND and _CALLBACK (the sequence is as before the call; the call may be repeated). */
+DSPARK_API dspark_status dspark_session_next(dspark_session * session, struct llama_sampler * sampler, int32_t n_draft_max,
+        int32_t * out_token);
+
+/* Ends an open round: what was verified but not returned is dropped from both caches.  The last returned token
+ * stays pending. */
+DSPARK_API dspark_status dspark_session_settle(dspark_session * session);
+
+/* Keeps the first n_tokens of the sequence in both caches and forgets the pending token.  Where the target's memory
+ * cannot drop a tail, it is cleared and the kept tokens are decoded again.  0 <= n_tokens <= n_tokens().
+ * No logits are left: append at least one token before the next dspark_session_next(). */
+DSPARK_API dspark_status dspark_session_rewind(dspark_session * session, int32_t n_tokens);
+
+/* Tokens in the target's memory, the limit of the sequence, and the tokens themselves ([n_tokens], valid until
+ * the next call). */
+DSPARK_API int32_t         dspark_session_n_tokens(const dspark_session * session);
+DSPARK_API int32_t         dspark_session_n_ctx(const dspark_session * session);
+DSPARK_API const int32_t * dspark_session_tokens(const dspark_session * session);
+
+/* Positions whose features the drafter holds or will be given before its next proposal. */
+DSPARK_API int32_t dspark_session_n_draft_past(const dspark_session * session);
+
+/* Why the session does not draft (static text), or NULL if it does. */
+DSPARK_API const char * dspark_session_disabled_reason(const dspark_session * session);
+
+/* Which source the features come from: "layer taps", "evaluation callback", or "none". */
+DSPARK_API const char * dspark_session_feature_source(const dspark_session * session);
+
+/* Counters since creation or the last reset. */
+typedef struct dspark_stats {
+    size_t  struct_size;
+    int64_t n_prompt;          /* tokens decoded by append */
+    int64_t n_emitted;         /* tokens returned by next */
+    int64_t n_rounds;          /* target batches run by next */
+    int64_t n_rounds_drafted;  /* of these, with at least one drafted token */
+    int64_t draft_n;           /* drafted tokens that were put before the target */
+    int64_t draft_n_accepted;
+    int64_t t_prompt_us;       /* target: append */
+    int64_t t_inject_us;       /* draft: features of the prompt into its cache */
+    int64_t t_draft_us;        /* draft: proposing, with the injection of the last round's rows */
+    int64_t t_draft_compute_us;/* of this, inside ggml's graph compute */
+    int64_t t_verify_us;       /* target: batches of next */
+    int64_t t_sample_us;       /* sampler chain or argmax */
+    int64_t n_drafted_at [32]; /* rounds whose proposal reached slot k */
+    int64_t n_accepted_at[32]; /* of these, with slot k accepted */
+} dspark_stats;
+
+DSPARK_API dspark_status dspark_session_get_stats(const dspark_session * session, dspark_stats * stats);
+DSPARK_API void          dspark_session_reset_stats(dspark_session * session);
+
+/* The round that the last dspark_session_next() sampled from. */
+typedef struct dspark_round {
+    size_t          struct_size;
+    int32_t         position;          /* of the anchor */
+    int32_t         anchor;
+    int32_t         n_drafted;
+    int32_t         n_accepted;        /* so far, as tokens are taken lazily */
+    int32_t         n_sampled;         /* rows of this round that were sampled so far */
+    const int32_t * drafted;           /* [n_drafted] */
+    const float *   confidence_logits; /* [n_drafted] or NULL */
+} dspark_round;
+
+/* DSPARK_ERROR_STATE before the first round. */
+DSPARK_API dspark_status dspark_session_get_round(const dspark_session * session, dspark_round * round);
+
+/* cdef: end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DSPARK_H */

@@ -1,0 +1,368 @@
+#include "draft_context.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+namespace dspark {
+
+namespace {
+
+constexpr int32_t cell_step = 256; // attention looks at a multiple of this many cells, so that graphs last
+
+int32_t round_up(int32_t n, int32_t step) {
+    return (n + step - 1) / step * step;
+}
+
+} // namespace
+
+draft_context::draft_context(std::shared_ptr<const draft_model> model, const llama_model * target, const params & settings)
+    : model_(std::move(model)), params_(settings) {
+    require_bound();
+    if (!model_->has_weights) {
+        fail(DSPARK_ERROR_STATE, "the draft \"" + model_->path + "\" was only inspected, not loaded");
+    }
+    if (settings.n_threads < 1 || settings.n_threads > 512) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_threads is %d, expected 1 to 512", settings.n_threads));
+    }
+    const draft_hparams & hp = model_->hp;
+    for (ggml_type type : {settings.type_k, settings.type_v}) {
+        if (type < 0 || type >= GGML_TYPE_COUNT || ggml_blck_size(type) == 0) {
+            fail(DSPARK_ERROR_ARGUMENT, format("type %d of the draft's cache is not a ggml type", (int) type));
+        }
+        const bool is_known = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0 ||
+                              type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_0 || type == GGML_TYPE_Q5_1;
+        if (!is_known || hp.n_embd_head % ggml_blck_size(type) != 0) {
+            fail(DSPARK_ERROR_ARGUMENT, format("the draft's cache cannot have type %s with a head size of %d; expected f32, f16, bf16, or "
+                                               "q8_0, q4_0, q4_1, q5_0, q5_1 with heads that are multiples of 32",
+                                               ggml_type_name(type), hp.n_embd_head));
+        }
+    }
+    if (target) {
+        model_->check_target(target);
+    }
+    device_ = new_backend(model_->device, settings.n_threads);
+    if (model_->device != find_device(nullptr)) {
+        cpu_ = new_backend(find_device(nullptr), settings.n_threads);
+    }
+    borrow_weights(target);
+}
+
+// An operation on a borrowed weight, or on a cache, must be possible where the scheduler will put it: it aborts otherwise.
+void draft_context::require_runnable(ggml_tensor * op, const char * what) const {
+    const ggml_tensor * weight = op->src[0];
+    for (const backend_ptr * backend : {&device_, &cpu_}) {
+        if (!*backend) {
+            continue;
+        }
+        ggml_backend_dev_t device = backend == &device_ ? model_->device : find_device(nullptr);
+        const bool holds = !weight->buffer || ggml_backend_supports_buft(backend->get(), ggml_backend_buffer_get_type(weight->buffer));
+        if (holds && ggml_backend_dev_supports_op(device, op)) {
+            return;
+        }
+    }
+    fail(DSPARK_ERROR_MISMATCH, format("the draft runs on device %s, which cannot use %s of type %s where the target keeps it; "
+                                       "load the draft on the target's device or convert it with --self-contained",
+                                       ggml_backend_dev_name(model_->device), what, ggml_type_name(weight->type)));
+}
+
+void draft_context::borrow_weights(const llama_model * target) {
+    const draft_hparams & hp = model_->hp;
+    auto borrow = [&](const char * name) -> ggml_tensor * {
+        // the graph only reads it
+        return const_cast<ggml_tensor *>(llama_model_get_tensor(target, name));
+    };
+    auto need_target = [&](const char * what) {
+        if (!target) {
+            fail(DSPARK_ERROR_MISMATCH, format("the draft \"%s\" has no %s of its own and no target was given to borrow it from",
+                                               model_->path.c_str(), what));
+        }
+    };
+    auto check = [&](ggml_tensor * t, const char * what) {
+        if (!t || t->ne[0] != hp.n_embd || t->ne[1] != llama_vocab_n_tokens(llama_model_get_vocab(target)) || !t->buffer) {
+            fail(DSPARK_ERROR_MISMATCH, format("the target has no %s of shape {%d, %d} that the draft \"%s\" could borrow", what, hp.n_embd,
+                                               llama_vocab_n_tokens(llama_model_get_vocab(target)), model_->path.c_str()));
+        }
+    };
+
+    shared_.tok_embd = model_->tok_embd;
+    if (!shared_.tok_embd) {
+        need_target("embedding");
+        shared_.tok_embd = borrow("token_embd.weight");
+        check(shared_.tok_embd, "embedding");
+    }
+    shared_.output = model_->output;
+    if (!shared_.output) {
+        need_target("head");
+        // a tied target has no output.weight
+        shared_.output = borrow("output.weight");
+        shared_.output = shared_.output ? shared_.output : borrow("token_embd.weight");
+        check(shared_.output, "head");
+    }
+
+    ggml_context_ptr ctx  = new_meta_context(8);
+    ggml_tensor *    ids  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, hp.block_size);
+    ggml_tensor *    rows = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, hp.n_embd, hp.n_draft_max());
+    require_runnable(ggml_get_rows(ctx.get(), shared_.tok_embd, ids), "an embedding");
+    require_runnable(ggml_mul_mat(ctx.get(), shared_.output, rows), "a head");
+}
+
+// Makes room for positions [0, n_cells); what is cached stays.
+void draft_context::reserve_cells(int32_t n_cells) {
+    if (n_cells <= kv_.n_cells) {
+        return;
+    }
+    // doubling: the memory follows the sequences that are really decoded, not the target's context size
+    int32_t n_new = std::max(2 * kv_.n_cells, 2 * cell_step);
+    if (params_.n_ctx > 0) {
+        n_new = std::min(n_new, round_up(params_.n_ctx, cell_step));
+    }
+    n_new = std::max(n_new, round_up(n_cells, cell_step));
+
+    const draft_hparams & hp      = model_->hp;
+    const int64_t         n_embd  = (int64_t) hp.n_embd_head * hp.n_head_kv;
+    kv_tensors            kv;
+    kv.n_cells                    = n_new;
+    ggml_context_ptr      context = new_meta_context(2 * (size_t) hp.n_layer);
+    for (int32_t il = 0; il < hp.n_layer; ++il) {
+        kv.k.push_back(ggml_new_tensor_2d(context.get(), params_.type_k, n_embd, n_new + 1));
+        kv.v.push_back(ggml_new_tensor_2d(context.get(), params_.type_v, n_embd, n_new + 1));
+    }
+    buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_dev_buffer_type(model_->device)));
+    if (!buffer) {
+        fail(DSPARK_ERROR_MEMORY, format("cannot allocate the draft's cache of %d positions (%zu bytes) on device %s", n_new,
+                                         (size_t) hp.n_layer * (size_t) (n_new + 1) *
+                                             (ggml_row_size(params_.type_k, n_embd) + ggml_row_size(params_.type_v, n_embd)),
+                                         ggml_backend_dev_name(model_->device)));
+    }
+    // cells that were never written are masked, but a masked NaN would still spoil the sum
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    std::vector<uint8_t> bytes;
+    for (size_t i = 0; n_injected_ > 0 && i < kv.k.size(); ++i) {
+        for (auto [from, to] : {std::pair(kv_.k[i], kv.k[i]), std::pair(kv_.v[i], kv.v[i])}) {
+            bytes.resize((size_t) n_injected_ * from->nb[1]);
+            ggml_backend_tensor_get(from, bytes.data(), 0, bytes.size());
+            ggml_backend_tensor_set(to, bytes.data(), 0, bytes.size());
+        }
+    }
+    // the graphs hold views of the old tensors
+    inject_       = ready_graph{};
+    round_        = ready_graph{};
+    round_logits_ = ready_graph{};
+    last_         = nullptr;
+    kv_                              = std::move(kv);
+    kv_context_                      = std::move(context);
+    kv_buffer_                       = std::move(buffer);
+}
+
+draft_context::ready_graph & draft_context::prepare(bool with_block, bool with_logits, int32_t n_kv) {
+    ready_graph & ready = !with_block ? inject_ : with_logits ? round_logits_ : round_;
+    if (ready.sched && ready.g.options.n_kv == n_kv) {
+        return ready;
+    }
+    graph_options options;
+    options.with_block  = with_block;
+    options.with_logits = with_logits;
+    options.keep_nodes  = params_.keep_nodes;
+    options.own_argmax  = !cpu_;
+    options.n_kv        = n_kv;
+
+    ready_graph    fresh;
+    ggml_backend_t backends[] = {device_.get(), cpu_.get()};
+    fresh.g     = build_draft_graph(*model_, shared_, kv_, options);
+    fresh.sched = sched_ptr(ggml_backend_sched_new(backends, nullptr, cpu_ ? 2 : 1, (size_t) ggml_graph_n_nodes(fresh.g.graph) * 2 + 64, false, false));
+    if (!fresh.sched || !ggml_backend_sched_alloc_graph(fresh.sched.get(), fresh.g.graph)) {
+        fail(DSPARK_ERROR_MEMORY, format("cannot allocate the draft's compute buffer for %d positions", n_kv));
+    }
+    ready = std::move(fresh);
+    return ready;
+}
+
+void draft_context::set_inject_inputs(const draft_graph & g, const float * rows, int32_t n_rows) {
+    const size_t width = (size_t) model_->hp.n_features();
+    feature_rows_.assign(width * n_inject_rows, 0.0f);
+    std::copy_n(rows, width * (size_t) n_rows, feature_rows_.begin());
+    int32_t pos[n_inject_rows];
+    int64_t cell[n_inject_rows];
+    for (int32_t i = 0; i < n_inject_rows; ++i) {
+        pos[i]  = i < n_rows ? n_injected_ + i : 0;
+        cell[i] = i < n_rows ? n_injected_ + i : kv_.n_cells;
+    }
+    ggml_backend_tensor_set(g.features, feature_rows_.data(), 0, feature_rows_.size() * sizeof(float));
+    ggml_backend_tensor_set(g.inject_pos, pos, 0, sizeof(pos));
+    ggml_backend_tensor_set(g.inject_cell, cell, 0, sizeof(cell));
+}
+
+void draft_context::set_block_inputs(const draft_graph & g, int32_t anchor) {
+    const draft_hparams & hp = model_->hp;
+    const size_t          S  = (size_t) hp.block_size;
+    std::vector<int32_t>  ids(S, hp.mask_token_id), pos(S);
+    std::vector<int64_t>  cell(S);
+    ids[0] = anchor;
+    for (size_t i = 0; i < S; ++i) {
+        pos[i]  = n_past() + (int32_t) i;
+        cell[i] = pos[i];
+    }
+    ggml_backend_tensor_set(g.block_ids, ids.data(), 0, S * sizeof(int32_t));
+    ggml_backend_tensor_set(g.block_pos, pos.data(), 0, S * sizeof(int32_t));
+    ggml_backend_tensor_set(g.block_cell, cell.data(), 0, S * sizeof(int64_t));
+    for (int is_swa = 0; is_swa < 2; ++is_swa) {
+        for (int is_causal = 0; is_causal < 2; ++is_causal) {
+            if (g.mask[is_swa][is_causal]) {
+                fill_mask(g.mask[is_swa][is_causal], is_swa, is_causal);
+            }
+        }
+    }
+}
+
+// Slot s stands at position n + s.  Context keys are the cells before n, block keys the S cells from n on.
+void draft_context::fill_mask(ggml_tensor * mask, bool is_swa, bool is_causal) {
+    const draft_hparams & hp      = model_->hp;
+    const int32_t         C       = (int32_t) mask->ne[0];
+    const int32_t         S       = hp.block_size;
+    const int32_t         n       = n_past();
+    const uint16_t        visible = 0;
+    const uint16_t        hidden  = 0xfc00; // -inf in f16
+    mask_values_.assign((size_t) C * (size_t) S, hidden);
+    for (int32_t s = 0; s < S; ++s) {
+        // a window that moves with the query also applies inside the block; one fixed at the anchor reaches W cells before it
+        int32_t first = 0;
+        if (is_swa) {
+            first = hp.swa_from_anchor ? n - hp.n_swa : n + s - hp.n_swa + 1;
+        }
+        const int32_t last = is_causal ? n + s : n + S - 1;
+        uint16_t *    row  = mask_values_.data() + (size_t) s * (size_t) C;
+        std::fill(row + std::max(first, 0), row + last + 1, visible);
+    }
+    ggml_backend_tensor_set(mask, mask_values_.data(), 0, mask_values_.size() * sizeof(uint16_t));
+}
+
+void draft_context::compute(ready_graph & ready) {
+    using clock      = std::chrono::steady_clock;
+    const auto start = clock::now();
+    const ggml_status status = ggml_backend_sched_graph_compute(ready.sched.get(), ready.g.graph);
+    compute_us_ += std::chrono::duration_cast<std::chrono::microseconds>(clock::now() - start).count();
+    if (status != GGML_STATUS_SUCCESS) {
+        fail(status == GGML_STATUS_ALLOC_FAILED ? DSPARK_ERROR_MEMORY : DSPARK_ERROR_BACKEND,
+             format("ggml could not compute the draft's graph (status %d)", (int) status));
+    }
+}
+
+// Puts pending rows into the cache until at most n_keep are left.
+void draft_context::inject_down_to(int32_t n_keep) {
+    const size_t  width  = (size_t) model_->hp.n_features();
+    const int32_t n_rows = n_pending();
+    int32_t       n_done = 0;
+    auto drop_done = [&] { pending_.erase(pending_.begin(), pending_.begin() + (ptrdiff_t) (width * (size_t) n_done)); };
+    try {
+        while (n_rows - n_done > n_keep) {
+            const int32_t n     = std::min(n_rows - n_done, n_inject_rows);
+            ready_graph & ready = prepare(false, false, 0);
+            set_inject_inputs(ready.g, pending_.data() + width * (size_t) n_done, n);
+            compute(ready);
+            n_injected_ += n;
+            n_done += n;
+        }
+    } catch (...) {
+        drop_done();
+        throw;
+    }
+    drop_done();
+}
+
+void draft_context::flush() {
+    reserve_cells(n_past());
+    inject_down_to(0);
+}
+
+void draft_context::append(const float * features, int32_t n_rows) {
+    const int32_t before = n_past();
+    reserve_cells(before + n_rows);
+    pending_.insert(pending_.end(), features, features + (size_t) n_rows * (size_t) model_->hp.n_features());
+    try {
+        inject_down_to(n_inject_rows); // the next round takes the last rows along
+    } catch (...) {
+        rewind(before);
+        throw;
+    }
+}
+
+void draft_context::rewind(int32_t n_past) {
+    if (n_past < 0 || n_past > this->n_past()) {
+        fail(DSPARK_ERROR_ARGUMENT, format("cannot rewind the draft to position %d, it holds %d", n_past, this->n_past()));
+    }
+    n_injected_ = std::min(n_injected_, n_past);
+    pending_.resize((size_t) (n_past - n_injected_) * (size_t) model_->hp.n_features());
+}
+
+void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out) {
+    const draft_hparams & hp = model_->hp;
+    out                      = proposal{};
+    const int32_t n_vocab    = (int32_t) shared_.tok_embd->ne[1];
+    if (anchor < 0 || anchor >= n_vocab) {
+        fail(DSPARK_ERROR_ARGUMENT, format("the anchor is token %d, expected 0 to %d", anchor, n_vocab - 1));
+    }
+    if (n_max < 1) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_max is %d, expected 1 or more", n_max));
+    }
+    if (n_past() == 0) {
+        fail(DSPARK_ERROR_STATE, "the draft has no target features yet: append the prompt's before proposing");
+    }
+    if (params_.n_ctx > 0 && n_past() + hp.block_size > params_.n_ctx) {
+        return;
+    }
+    reserve_cells(n_past() + hp.block_size);
+
+    ready_graph & ready = prepare(true, with_logits, round_up(n_past() + hp.block_size, cell_step));
+    set_inject_inputs(ready.g, pending_.data(), n_pending());
+    set_block_inputs(ready.g, anchor);
+    compute(ready);
+    n_injected_ += n_pending();
+    pending_.clear();
+    last_ = &ready;
+
+    const int32_t n = std::min(n_max, hp.n_draft_max());
+    for (ggml_tensor * ids : ready.g.ids) {
+        std::vector<int32_t> step((size_t) ids->ne[0]);
+        ggml_backend_tensor_get(ids, step.data(), 0, step.size() * sizeof(int32_t));
+        out.ids.insert(out.ids.end(), step.begin(), step.end());
+    }
+    if (ready.g.confidence) {
+        out.confidence_logits.resize(out.ids.size());
+        ggml_backend_tensor_get(ready.g.confidence, out.confidence_logits.data(), 0, out.ids.size() * sizeof(float));
+    }
+    for (ggml_tensor * logits : ready.g.logits) {
+        const size_t at = out.logits.size();
+        out.logits.resize(at + (size_t) ggml_nelements(logits));
+        ggml_backend_tensor_get(logits, out.logits.data() + at, 0, ggml_nbytes(logits));
+    }
+    out.truncate((size_t) n);
+}
+
+std::vector<float> draft_context::node(const std::string & name, std::vector<int64_t> & ne) const {
+    ne.clear();
+    for (int i = 0; last_ && i < ggml_graph_n_nodes(last_->g.graph); ++i) {
+        ggml_tensor * t = ggml_graph_node(last_->g.graph, i);
+        if (name == t->name && t->type == GGML_TYPE_F32) {
+            ne.assign(t->ne, t->ne + GGML_MAX_DIMS);
+            std::vector<float> values((size_t) ggml_nelements(t));
+            ggml_backend_tensor_get(t, values.data(), 0, values.size() * sizeof(float));
+            return values;
+        }
+    }
+    return {};
+}
+
+std::vector<uint8_t> draft_context::cache_rows(int32_t il, bool v) {
+    flush();
+    if (n_injected_ == 0) {
+        return {};
+    }
+    const ggml_tensor *  cache = v ? kv_.v[(size_t) il] : kv_.k[(size_t) il];
+    std::vector<uint8_t> bytes((size_t) n_injected_ * cache->nb[1]);
+    ggml_backend_tensor_get(cache, bytes.data(), 0, bytes.size());
+    return bytes;
+}
+
+} // namespace dspark

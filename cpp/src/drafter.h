@@ -1,0 +1,50 @@
+// What a session needs of whoever proposes tokens: a draft context, or a drafter of the caller's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace dspark {
+
+struct proposal {
+    std::vector<int32_t> ids;               // [n] target ids
+    std::vector<float>   confidence_logits; // [n], or empty
+    std::vector<float>   logits;            // [n][Vd] in draft rows, if asked for
+
+    void truncate(std::size_t n) {
+        if (n < ids.size()) {
+            logits.resize(logits.size() / ids.size() * n);
+            ids.resize(n);
+            confidence_logits.resize(confidence_logits.empty() ? 0 : n);
+        }
+    }
+};
+
+class drafter {
+  public:
+    virtual ~drafter() = default;
+
+    // The longest proposal it ever makes.
+    virtual int32_t n_draft_max() const = 0;
+
+    // The target layers whose inputs it wants as features; empty: none.
+    virtual const std::vector<int32_t> & target_layers() const = 0;
+
+    // Features of the next n_rows positions, [n_rows][m*H].
+    virtual void append(const float * features, int32_t n_rows) = 0;
+
+    // Forgets the positions from n_past on.
+    virtual void rewind(int32_t n_past) = 0;
+
+    // Positions appended and not forgotten.
+    virtual int32_t n_past() const = 0;
+
+    // At most n_max tokens to follow anchor, which stands at position n_past().
+    virtual void propose(int32_t anchor, int32_t n_max, proposal & out) = 0;
+
+    // Microseconds spent inside ggml's graph compute since construction.
+    virtual int64_t compute_us() const { return 0; }
+};
+
+} // namespace dspark

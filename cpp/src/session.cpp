@@ -1,0 +1,288 @@
+#include "session.h"
+
+#include "depth.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <set>
+
+namespace dspark {
+
+namespace {
+
+std::mutex                owned_mutex;
+std::set<llama_context *> owned_contexts;
+
+// Adds the time until it goes out of scope to a counter of microseconds.
+class stopwatch {
+  public:
+    explicit stopwatch(int64_t & counter) : counter_(counter), start_(clock::now()) {}
+    ~stopwatch() { counter_ += std::chrono::duration_cast<std::chrono::microseconds>(clock::now() - start_).count(); }
+
+  private:
+    using clock = std::chrono::steady_clock;
+    int64_t &         counter_;
+    clock::time_point start_;
+};
+
+const std::vector<int32_t> no_layers;
+
+} // namespace
+
+session::ownership::ownership(llama_context * context) : ctx(context) {
+    std::lock_guard<std::mutex> lock(owned_mutex);
+    if (!owned_contexts.insert(ctx).second) {
+        fail(DSPARK_ERROR_STATE, "the target's context already has a session; close that one first");
+    }
+}
+
+session::ownership::~ownership() {
+    std::lock_guard<std::mutex> lock(owned_mutex);
+    owned_contexts.erase(ctx);
+}
+
+session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const params & settings)
+    : owned_(ctx), draft_(std::move(draft)),
+      target_(ctx, draft_ ? draft_->target_layers() : no_layers, settings.feature_source, settings.feature_tap), params_(settings) {
+    if (settings.n_ctx < 0 || settings.n_ctx > target_.n_ctx()) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_ctx is %d, expected 0 or up to the target's context size, %d", settings.n_ctx, target_.n_ctx()));
+    }
+    if (settings.n_draft_max < -1) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_draft_max is %d, expected -1 (what the draft proposes), 0 (plain) or more", settings.n_draft_max));
+    }
+    if (!(settings.confidence_min >= 0.0f && settings.confidence_min <= 1.0f)) {
+        fail(DSPARK_ERROR_ARGUMENT, format("confidence_min is %g, expected 0 to 1", (double) settings.confidence_min));
+    }
+    n_ctx_           = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
+    disabled_reason_ = !draft_ ? "no draft was given" : target_.no_rollback_reason();
+    reset_stats();
+}
+
+session::~session() {
+    // the caller's context keeps what it has accepted
+    if (round_open_ && target_.last_position() >= n_tokens()) {
+        target_.remove_from(n_tokens());
+    }
+}
+
+void session::reset_stats() {
+    stats_             = {};
+    stats_.struct_size = sizeof(stats_);
+}
+
+int32_t session::n_draft_past() const {
+    return draft_ ? draft_->n_past() + (round_open_ ? round_.row() + 1 : 0) : 0;
+}
+
+// A host may decode on the same context behind our back; its cells must not be taken for ours.
+void session::require_untouched() const {
+    const int32_t expected = n_tokens() - 1 + (round_open_ ? round_.n_drafted() - round_.n_accepted() : 0);
+    const int32_t seen     = target_.last_position();
+    if (seen != expected) {
+        fail(DSPARK_ERROR_STATE, format("the target's memory was changed from outside: its last position is %d, expected %d; "
+                                        "rewind the session to 0 and append the tokens again",
+                                        seen, expected));
+    }
+}
+
+// The target's memory cannot drop a tail in place: it is empty now, and the kept tokens go through it once more.  Their features
+// are known already.
+void session::decode_again() {
+    std::vector<float> unused;
+    for (int32_t pos = 0; pos < n_tokens();) {
+        const int32_t n = std::min(n_tokens() - pos, target_.n_batch());
+        target_.decode(tokens_.data() + pos, n, pos, n - 1, unused);
+        pos += n;
+    }
+}
+
+void session::remove_target_tail() {
+    if (!target_.remove_from(n_tokens())) {
+        decode_again();
+    }
+}
+
+void session::feed_drafter(const std::vector<float> & features, int32_t n_rows) {
+    if (draft_ && n_rows > 0) {
+        draft_->append(features.data(), n_rows);
+    }
+}
+
+// Rows 0 .. row() of the round belong to decoded, accepted tokens.
+void session::close_round() {
+    if (!round_open_) {
+        return;
+    }
+    round_open_ = false;
+    logits_row_ = -1;
+    if (round_.n_accepted() < round_.n_drafted()) {
+        remove_target_tail();
+    }
+    stopwatch watch(stats_.t_draft_us);
+    feed_drafter(round_features_, round_.row() + 1);
+}
+
+void session::settle() {
+    close_round();
+}
+
+int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
+    if (n_tokens_in < 1) {
+        fail(DSPARK_ERROR_ARGUMENT, format("append got %d tokens, expected at least one", n_tokens_in));
+    }
+    for (int32_t i = 0; i < n_tokens_in; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
+            fail(DSPARK_ERROR_ARGUMENT, format("token %d of the input is %d, expected 0 to %d", i, tokens[i], target_.n_vocab() - 1));
+        }
+    }
+    require_untouched();
+    if (n_tokens() + n_tokens_in > n_ctx_) {
+        fail(DSPARK_ERROR_CONTEXT_FULL, format("%d more tokens after %d do not fit into a context of %d", n_tokens_in, n_tokens(), n_ctx_));
+    }
+    close_round();
+    pending_ = -1;
+
+    const int32_t      n = std::min(n_tokens_in, target_.n_batch());
+    std::vector<float> features;
+    logits_row_ = -1;
+    {
+        stopwatch watch(stats_.t_prompt_us);
+        target_.decode(tokens, n, n_tokens(), n - 1, features);
+    }
+    try {
+        stopwatch watch(stats_.t_inject_us);
+        feed_drafter(features, n);
+    } catch (...) {
+        remove_target_tail();
+        throw;
+    }
+    tokens_.insert(tokens_.end(), tokens, tokens + n);
+    logits_row_ = n - 1;
+    stats_.n_prompt += n;
+    return n;
+}
+
+int32_t session::draft_limit(int32_t n_draft_max) const {
+    if (!draft_ || disabled_reason_ || draft_->n_past() != n_tokens()) {
+        return 0;
+    }
+    int32_t n = draft_->n_draft_max();
+    n         = params_.n_draft_max >= 0 ? std::min(n, params_.n_draft_max) : n;
+    n         = n_draft_max >= 0 ? std::min(n, n_draft_max) : n;
+    // the anchor and its drafts take 1 + n positions and rows of one batch
+    return std::max(0, std::min({n, n_ctx_ - n_tokens() - 1, target_.n_batch() - 1}));
+}
+
+// Proposes behind the pending token and decodes both in one batch.
+void session::start_round(int32_t n_draft_max) {
+    const int32_t pos    = n_tokens();
+    const int32_t anchor = pending_;
+    if (pos >= n_ctx_) {
+        fail(DSPARK_ERROR_CONTEXT_FULL, format("the context of %d tokens is full", n_ctx_));
+    }
+
+    proposal      drafted;
+    const int32_t limit = draft_limit(n_draft_max);
+    if (limit > 0) {
+        const int64_t before = draft_->compute_us();
+        stopwatch     watch(stats_.t_draft_us);
+        draft_->propose(anchor, limit, drafted);
+        stats_.t_draft_compute_us += draft_->compute_us() - before;
+        drafted.truncate((size_t) limit);
+        if (!drafted.confidence_logits.empty()) {
+            drafted.truncate(depth_by_confidence(drafted.confidence_logits, params_.confidence_min));
+        }
+        for (size_t i = 0; i < drafted.ids.size(); ++i) {
+            if (drafted.ids[i] < 0 || drafted.ids[i] >= target_.n_vocab()) {
+                fail(DSPARK_ERROR_CALLBACK, format("the drafter proposed token %d, expected 0 to %d", drafted.ids[i], target_.n_vocab() - 1));
+            }
+        }
+    }
+
+    std::vector<int32_t> batch = {anchor};
+    batch.insert(batch.end(), drafted.ids.begin(), drafted.ids.end());
+    {
+        stopwatch watch(stats_.t_verify_us);
+        target_.decode(batch.data(), (int32_t) batch.size(), pos, 0, round_features_);
+    }
+    tokens_.push_back(anchor);
+    pending_          = -1;
+    round_open_       = true;
+    has_round_        = true;
+    round_pos_        = pos;
+    round_anchor_     = anchor;
+    round_sampled_    = 0;
+    round_            = verification(std::move(drafted.ids));
+    round_confidence_ = std::move(drafted.confidence_logits);
+
+    ++stats_.n_rounds;
+    stats_.n_rounds_drafted += round_.n_drafted() > 0 ? 1 : 0;
+    stats_.draft_n += round_.n_drafted();
+    for (int32_t k = 0; k < std::min(round_.n_drafted(), 32); ++k) {
+        ++stats_.n_drafted_at[k];
+    }
+}
+
+int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
+    if (n_draft_max < -1) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_draft_max is %d, expected -1 (the session's limit), 0 (none) or more", n_draft_max));
+    }
+    require_untouched();
+    if (pending_ >= 0) {
+        if (round_open_ && round_.accept(pending_)) {
+            tokens_.push_back(pending_);
+            pending_ = -1;
+            ++stats_.draft_n_accepted;
+            if (round_.n_accepted() <= 32) {
+                ++stats_.n_accepted_at[round_.n_accepted() - 1];
+            }
+        } else {
+            close_round();
+            start_round(n_draft_max);
+        }
+        logits_row_ = round_.row();
+    }
+    if (logits_row_ < 0) {
+        fail(DSPARK_ERROR_STATE, "there are no logits to choose from: append at least one token first");
+    }
+
+    stopwatch     watch(stats_.t_sample_us);
+    const float * logits = target_.logits(logits_row_);
+    if (!logits) {
+        fail(DSPARK_ERROR_STATE, format("the target no longer has the logits of row %d: something else was decoded on its context", logits_row_));
+    }
+    pending_ = sampler ? target_.sample(sampler, logits_row_) : argmax(logits, target_.n_vocab());
+    round_sampled_ += round_open_ ? 1 : 0;
+    ++stats_.n_emitted;
+    return pending_;
+}
+
+void session::rewind(int32_t n_tokens_kept) {
+    if (n_tokens_kept < 0 || n_tokens_kept > n_tokens()) {
+        fail(DSPARK_ERROR_ARGUMENT, format("cannot rewind to %d tokens, expected 0 to %d", n_tokens_kept, n_tokens()));
+    }
+    close_round();
+    pending_    = -1;
+    logits_row_ = -1;
+    tokens_.resize((size_t) n_tokens_kept);
+    remove_target_tail();
+    if (draft_ && draft_->n_past() > n_tokens_kept) {
+        draft_->rewind(n_tokens_kept);
+    }
+}
+
+void session::get_round(dspark_round & out) const {
+    if (!has_round_) {
+        fail(DSPARK_ERROR_STATE, "no round has been run yet");
+    }
+    out.position          = round_pos_;
+    out.anchor            = round_anchor_;
+    out.n_drafted         = round_.n_drafted();
+    out.n_accepted        = round_.n_accepted();
+    out.n_sampled         = round_sampled_;
+    out.drafted           = round_.drafted().data();
+    out.confidence_logits = round_confidence_.empty() ? nullptr : round_confidence_.data();
+}
+
+} // namespace dspark

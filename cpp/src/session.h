@@ -1,0 +1,89 @@
+// One sequence of a target, decoded with a drafter: the only place where target, drafter and verification meet.
+//
+// Between calls, with n = tokens_.size():
+//   - the target's memory holds positions [0, n) and, while a round is open, its not yet accepted drafts behind them;
+//   - pending_ is the token returned last, standing at position n, not yet decoded (-1: none);
+//   - the drafter holds the features of [0, n), less those of an open round, which it is given when the round closes.
+#pragma once
+
+#include "drafter.h"
+#include "target.h"
+#include "verify.h"
+
+#include <memory>
+
+namespace dspark {
+
+class session {
+  public:
+    struct params {
+        int32_t              n_ctx          = 0;
+        int32_t              n_draft_max    = -1;
+        float                confidence_min = 0;
+        int32_t              feature_source = DSPARK_FEATURES_AUTO;
+        dspark_feature_tap * feature_tap    = nullptr;
+    };
+
+    // draft null: plain decoding.
+    session(llama_context * ctx, std::unique_ptr<drafter> draft, const params & settings);
+    ~session();
+
+    session(const session &)             = delete;
+    session & operator=(const session &) = delete;
+
+    // See dspark.h for what each does and in which state an error leaves the session.
+    int32_t append(const int32_t * tokens, int32_t n_tokens);
+    int32_t next(llama_sampler * sampler, int32_t n_draft_max);
+    void    settle();
+    void    rewind(int32_t n_tokens);
+
+    const std::vector<int32_t> & tokens() const { return tokens_; }
+    int32_t                      n_tokens() const { return (int32_t) tokens_.size(); }
+    int32_t                      n_ctx() const { return n_ctx_; }
+    int32_t                      n_draft_past() const;
+    const char *                 disabled_reason() const { return disabled_reason_; }
+    const char *                 source_name() const { return target_.source_name(); }
+    const dspark_stats &         stats() const { return stats_; }
+    void                         reset_stats();
+    void                         get_round(dspark_round & out) const;
+
+  private:
+    void    require_untouched() const;
+    int32_t draft_limit(int32_t n_draft_max) const;
+    void    start_round(int32_t n_draft_max);
+    void    close_round();
+    void    remove_target_tail();
+    void    decode_again();
+    void    feed_drafter(const std::vector<float> & features, int32_t n_rows);
+
+    // keeps two sessions off one context
+    struct ownership {
+        explicit ownership(llama_context * ctx);
+        ~ownership();
+        llama_context * ctx;
+    };
+
+    ownership                owned_;
+    std::unique_ptr<drafter> draft_;
+    target                   target_;
+    params                   params_;
+    int32_t                  n_ctx_           = 0;
+    const char *             disabled_reason_ = nullptr;
+
+    std::vector<int32_t> tokens_;
+    int32_t              pending_    = -1;
+    int32_t              logits_row_ = -1; // of the target's last batch, to sample the next token from; -1: none
+
+    bool               round_open_ = false;
+    bool               has_round_  = false; // round_* describe the last one, open or closed
+    int32_t            round_pos_  = 0;     // of the anchor
+    int32_t            round_anchor_ = 0;
+    int32_t            round_sampled_ = 0;
+    verification       round_;
+    std::vector<float> round_confidence_; // logits
+    std::vector<float> round_features_;   // [1 + n_drafted][m*H]
+
+    dspark_stats stats_ = {};
+};
+
+} // namespace dspark

@@ -1,0 +1,87 @@
+#include "target.h"
+
+#include <algorithm>
+
+namespace dspark {
+
+target::target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t source_kind, dspark_feature_tap * tap) : ctx_(ctx) {
+    n_vocab_    = llama_vocab_n_tokens(llama_model_get_vocab(model()));
+    n_features_ = layers.size() * (size_t) llama_model_n_embd(model());
+    if (llama_model_has_encoder(model())) {
+        fail(DSPARK_ERROR_MISMATCH, format("the target (%s) has an encoder; only decoder models can be decoded here", model_architecture(model()).c_str()));
+    }
+    if (!llama_get_memory(ctx_)) {
+        fail(DSPARK_ERROR_MISMATCH, "the target's context has no memory (an embedding model?); it cannot generate");
+    }
+    if (!layers.empty()) {
+        source_ = make_feature_source(ctx, layers, source_kind, tap);
+    }
+    llama_memory_seq_rm(llama_get_memory(ctx_), 0, -1, -1);
+}
+
+const char * target::no_rollback_reason() const {
+    if (llama_model_is_recurrent(model())) {
+        return "the target's memory is recurrent: a rejected token could not be taken back";
+    }
+    if (llama_model_is_hybrid(model())) {
+        return "the target's memory is partly recurrent: a rejected token could not be taken back";
+    }
+    return nullptr;
+}
+
+void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t first_logits, std::vector<float> & features) {
+    const size_t count = (size_t) n;
+    pos_.resize(count);
+    n_seq_id_.assign(count, 1);
+    seq_ids_.assign(count, &seq_id_);
+    logits_.resize(count);
+    const bool all = source_ && source_->needs_all_outputs();
+    for (int32_t i = 0; i < n; ++i) {
+        pos_[(size_t) i]    = pos + i;
+        logits_[(size_t) i] = all || i >= first_logits;
+    }
+    llama_batch batch = {};
+    batch.n_tokens    = n;
+    batch.token       = const_cast<llama_token *>(tokens); // only read
+    batch.pos         = pos_.data();
+    batch.n_seq_id    = n_seq_id_.data();
+    batch.seq_id      = seq_ids_.data();
+    batch.logits      = logits_.data();
+
+    features.clear();
+    if (source_) {
+        source_->begin();
+    }
+    const int32_t status = llama_decode(ctx_, batch);
+    if (status != 0) {
+        llama_memory_seq_rm(llama_get_memory(ctx_), 0, pos, -1);
+        fail(status == 1 ? DSPARK_ERROR_CONTEXT_FULL : DSPARK_ERROR_BACKEND,
+             format("llama_decode returned %d for %d tokens at position %d%s", status, n, pos,
+                    status == 1 ? ": the target's memory has no place for them" : status == 2 ? ": aborted by the caller" : ""));
+    }
+    if (source_) {
+        features.resize(count * n_features_);
+        try {
+            source_->collect(features.data(), n);
+        } catch (...) {
+            llama_memory_seq_rm(llama_get_memory(ctx_), 0, pos, -1);
+            throw;
+        }
+    }
+}
+
+bool target::remove_from(int32_t pos) {
+    llama_memory_t memory = llama_get_memory(ctx_);
+    if (llama_memory_seq_rm(memory, 0, pos, -1)) {
+        // a sliding-window cache may have dropped cells that the token at pos would look at
+        const int32_t window = llama_model_n_swa(model());
+        const int32_t needed = window > 0 ? std::max(0, pos - window + 1) : 0;
+        if (pos == 0 || llama_memory_seq_pos_min(memory, 0) <= needed) {
+            return true;
+        }
+    }
+    llama_memory_seq_rm(memory, 0, -1, -1);
+    return false;
+}
+
+} // namespace dspark
