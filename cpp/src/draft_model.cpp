@@ -21,9 +21,6 @@ class draft_loader {
     std::shared_ptr<const draft_model> load() {
         read_hparams();
         read_tokens();
-        const size_t n = file.tensor_names().size() + 1;
-        model->device_tensors = new_meta_context(n);
-        model->host_tensors   = new_meta_context(n);
         list_tensors();
         refuse_unused_tensors();
         read_d2t();
@@ -211,8 +208,15 @@ class draft_loader {
         }
     }
 
-    // A tensor of the file, described in one of our contexts; ne with -1 takes the file's value.
-    ggml_tensor * want(const std::string & name, std::vector<int64_t> ne, bool required, bool on_host = false, bool f32_only = false) {
+    // How a weight is used decides where it can live.
+    enum class use {
+        plain,   // element by element
+        product, // only as the left side of a matrix product
+        rows     // looked up by row
+    };
+
+    // A tensor of the file, described in the context of its kind of memory; ne with -1 takes the file's value.
+    ggml_tensor * want(const std::string & name, std::vector<int64_t> ne, bool required, use how = use::product) {
         const ggml_tensor * seen = file.find_tensor(name);
         if (!seen) {
             if (required) {
@@ -230,35 +234,54 @@ class draft_loader {
             }
         }
         const bool is_weight = seen->type == GGML_TYPE_F32 || seen->type == GGML_TYPE_F16 || seen->type == GGML_TYPE_BF16 || ggml_is_quantized(seen->type);
-        if (f32_only ? seen->type != GGML_TYPE_F32 : !is_weight) {
-            file.refuse("the tensor " + name + " has type " + ggml_type_name(seen->type) + ", expected " + (f32_only ? "f32" : "a float or quantised type"));
+        if (how == use::plain ? seen->type != GGML_TYPE_F32 : !is_weight) {
+            file.refuse("the tensor " + name + " has type " + ggml_type_name(seen->type) + ", expected " + (how == use::plain ? "f32" : "a float or quantised type"));
         }
         used.insert(name);
-        ggml_tensor * tensor = ggml_new_tensor(on_host ? model->host_tensors.get() : model->device_tensors.get(), seen->type, GGML_MAX_DIMS, seen->ne);
+        ggml_tensor * tensor = ggml_new_tensor(context_for(choose_memory(seen, how)), seen->type, GGML_MAX_DIMS, seen->ne);
         ggml_set_name(tensor, name.c_str());
         model->n_params += (uint64_t) ggml_nelements(tensor);
         return tensor;
     }
 
     ggml_tensor * want_f32(const std::string & name, std::vector<int64_t> ne, bool required) {
-        return want(name, std::move(ne), required, false, true);
+        return want(name, std::move(ne), required, use::plain);
     }
 
-    // Looked up by row: kept in host memory where the device cannot gather rows of the type, since the scheduler would
-    // otherwise copy the whole table over for every lookup.
-    ggml_tensor * want_rows(const std::string & name, std::vector<int64_t> ne, bool required) {
-        return want(name, std::move(ne), required, !device_gathers(name));
-    }
-
-    bool device_gathers(const std::string & name) {
-        const ggml_tensor * seen = file.find_tensor(name);
-        if (!seen) {
-            return true;
+    ggml_context * context_for(ggml_backend_buffer_type_t memory) {
+        ggml_context_ptr & ctx = model->tensors[memory];
+        if (!ctx) {
+            ctx = new_meta_context(file.tensor_names().size() + 1);
         }
-        ggml_context_ptr ctx  = new_meta_context(4);
-        ggml_tensor *    rows = ggml_new_tensor_2d(ctx.get(), seen->type, seen->ne[0], seen->ne[1]);
-        ggml_tensor *    ids  = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 1);
-        return ggml_backend_dev_supports_op(model->device, ggml_get_rows(ctx.get(), rows, ids));
+        return ctx.get();
+    }
+
+    ggml_backend_buffer_type_t choose_memory(const ggml_tensor * seen, use how) {
+        ggml_backend_buffer_type_t memory = ggml_backend_dev_buffer_type(model->device);
+        ggml_context_ptr           ctx    = new_meta_context(4);
+        ggml_tensor *              weight = ggml_new_tensor_2d(ctx.get(), seen->type, seen->ne[0], seen->ne[1]);
+        if (how == use::rows) {
+            // kept in host memory where the device cannot gather rows of the type: the scheduler would otherwise copy the whole
+            // table over for every lookup
+            ggml_tensor * ids = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 1);
+            return ggml_backend_dev_supports_op(model->device, ggml_get_rows(ctx.get(), weight, ids)) ? memory
+                                                                                                      : ggml_backend_dev_buffer_type(find_device(nullptr));
+        }
+        if (how == use::product) {
+            // memory types of the device that keep weights in a layout made for its matrix kernels
+            using get_extra_fn = ggml_backend_buffer_type_t * (*) (ggml_backend_dev_t);
+            auto get_extra     = reinterpret_cast<get_extra_fn>(
+                ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(model->device), "ggml_backend_dev_get_extra_bufts"));
+            ggml_tensor * product = ggml_mul_mat(ctx.get(), weight, ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, seen->ne[0], 8));
+            for (ggml_backend_buffer_type_t * extra = get_extra ? get_extra(model->device) : nullptr; extra && *extra; ++extra) {
+                buffer_ptr empty(ggml_backend_buft_alloc_buffer(*extra, 0));
+                weight->buffer = empty.get();
+                if (empty && ggml_backend_dev_supports_op(model->device, product)) {
+                    return *extra;
+                }
+            }
+        }
+        return memory;
     }
 
     void list_tensors() {
@@ -273,7 +296,7 @@ class draft_loader {
         const int64_t V  = hp.n_vocab > 0 ? hp.n_vocab : -1;
         const int64_t Vd = hp.n_vocab_draft > 0 ? hp.n_vocab_draft : -1;
 
-        model->tok_embd    = want_rows("token_embd.weight", {H, V}, false);
+        model->tok_embd    = want("token_embd.weight", {H, V}, false, use::rows);
         model->output      = want("output.weight", {H, Vd}, file.find_tensor("d2t") != nullptr);
         model->output_norm = want_f32("output_norm.weight", {H}, true);
         model->fc          = want("fc.weight", {m * H, H}, true);
@@ -356,7 +379,7 @@ class draft_loader {
                 file.refuse(format("the Markov rank, ne[0] of markov_w1.weight, is %lld, expected 1 to 65536", (long long) R));
             }
             hp.markov_rank   = (int32_t) R;
-            model->markov_w1 = want_rows("markov_w1.weight", {R, V}, true);
+            model->markov_w1 = want("markov_w1.weight", {R, V}, true, use::rows);
             model->markov_w2 = want("markov_w2.weight", {R, Vd}, true);
             if (type == "vanilla") {
                 hp.markov_type = DSPARK_MARKOV_VANILLA;
@@ -431,7 +454,7 @@ class draft_loader {
             }
             model->d2t_ids.push_back((int32_t) ids[i]);
         }
-        model->d2t = ggml_new_tensor_2d(model->device_tensors.get(), GGML_TYPE_I32, 1, (int64_t) ids.size());
+        model->d2t = ggml_new_tensor_2d(context_for(ggml_backend_dev_buffer_type(model->device)), GGML_TYPE_I32, 1, (int64_t) ids.size());
         ggml_set_name(model->d2t, "d2t");
     }
 
@@ -445,13 +468,10 @@ class draft_loader {
     }
 
     void read_weights() {
-        ggml_backend_dev_t host = find_device(nullptr);
-        model->device_buffer = allocate(model->device_tensors.get(), model->device);
-        model->host_buffer   = allocate(model->host_tensors.get(), host);
-
         std::vector<uint8_t> bytes;
-        for (ggml_context * ctx : {model->device_tensors.get(), model->host_tensors.get()}) {
-            for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
+        for (const auto & [memory, ctx] : model->tensors) {
+            allocate(memory, ctx.get());
+            for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
                 if (t == model->d2t) {
                     ggml_backend_tensor_set(t, model->d2t_ids.data(), 0, ggml_nbytes(t));
                     continue;
@@ -463,23 +483,19 @@ class draft_loader {
         }
     }
 
-    // A buffer for all tensors of ctx; null if it has none.
-    buffer_ptr allocate(ggml_context * ctx, ggml_backend_dev_t device) {
-        if (!ggml_get_first_tensor(ctx)) {
-            return nullptr;
-        }
-        buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_dev_buffer_type(device)));
+    void allocate(ggml_backend_buffer_type_t memory, ggml_context * ctx) {
+        buffer_ptr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, memory));
         if (!buffer) {
             uint64_t size = 0;
             for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {
                 size += ggml_nbytes(t);
             }
-            fail(DSPARK_ERROR_MEMORY, format("cannot allocate %llu bytes for the draft's weights on device %s", (unsigned long long) size,
-                                             ggml_backend_dev_name(device)));
+            fail(DSPARK_ERROR_MEMORY, format("cannot allocate %llu bytes of %s memory for the draft's weights", (unsigned long long) size,
+                                             ggml_backend_buft_name(memory)));
         }
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         model->n_bytes += ggml_backend_buffer_get_size(buffer.get());
-        return buffer;
+        model->buffers.push_back(std::move(buffer));
     }
 };
 

@@ -121,8 +121,9 @@ struct draft_model {
     void check_target(const llama_model * target) const;
 
   private:
-    ggml_context_ptr device_tensors, host_tensors;
-    buffer_ptr       device_buffer, host_buffer;
+    // the tensors of each kind of memory, and their data
+    std::map<ggml_backend_buffer_type_t, ggml_context_ptr> tensors;
+    std::vector<buffer_ptr>                                buffers;
 
     friend class draft_loader;
 };

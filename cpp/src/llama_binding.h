@@ -39,6 +39,7 @@
     X(ggml_backend_dev_name) X(ggml_backend_dev_description) X(ggml_backend_dev_type) X(ggml_backend_dev_init)         \
     X(ggml_backend_dev_buffer_type) X(ggml_backend_dev_backend_reg) X(ggml_backend_dev_supports_op)                    \
     X(ggml_backend_reg_get_proc_address) X(ggml_backend_free) X(ggml_backend_supports_buft)                            \
+    X(ggml_backend_buft_alloc_buffer) X(ggml_backend_buft_name)                                                        \
     X(ggml_backend_alloc_ctx_tensors_from_buft) X(ggml_backend_buffer_free) X(ggml_backend_buffer_clear)               \
     X(ggml_backend_buffer_get_size) X(ggml_backend_buffer_set_usage) X(ggml_backend_buffer_get_type)                   \
     X(ggml_backend_tensor_set) X(ggml_backend_tensor_get) X(ggml_backend_tensor_get_async)                             \

@@ -57,6 +57,7 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
     n_ctx_           = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
     disabled_reason_ = !draft_ ? "no draft was given" : target_.no_rollback_reason();
     reset_stats();
+    target_.clear();
 }
 
 session::~session() {

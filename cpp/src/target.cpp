@@ -16,7 +16,6 @@ target::target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t
     if (!layers.empty()) {
         source_ = make_feature_source(ctx, layers, source_kind, tap);
     }
-    llama_memory_seq_rm(llama_get_memory(ctx_), 0, -1, -1);
 }
 
 const char * target::no_rollback_reason() const {
@@ -70,6 +69,10 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
     }
 }
 
+void target::clear() {
+    llama_memory_seq_rm(llama_get_memory(ctx_), 0, -1, -1);
+}
+
 bool target::remove_from(int32_t pos) {
     llama_memory_t memory = llama_get_memory(ctx_);
     if (llama_memory_seq_rm(memory, 0, pos, -1)) {
@@ -80,7 +83,7 @@ bool target::remove_from(int32_t pos) {
             return true;
         }
     }
-    llama_memory_seq_rm(memory, 0, -1, -1);
+    clear();
     return false;
 }
 

@@ -7,7 +7,7 @@ namespace dspark {
 
 class target {
   public:
-    // layers empty: no features.  Empties sequence 0.
+    // layers empty: no features.
     target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t source_kind, dspark_feature_tap * tap);
 
     // Decodes n tokens at pos, pos + 1, ...; logits for the rows from first_logits on.  features gets [n][m*H], or nothing
@@ -18,6 +18,9 @@ class target {
     const float * logits(int32_t row) const { return llama_get_logits_ith(ctx_, row); }
 
     int32_t sample(llama_sampler * sampler, int32_t row) const { return llama_sampler_sample(sampler, ctx_, row); }
+
+    // Empties sequence 0.
+    void clear();
 
     // Removes the positions from pos on.  False if the memory cannot (recurrent state, a sliding window that has passed): it is
     // then empty and the caller has to decode again.

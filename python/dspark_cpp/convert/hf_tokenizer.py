@@ -51,11 +51,12 @@ def read_tokenizer(folder: Path, config: Config, n_vocab: int) -> dict[str, GGUF
         raise FormatError(f"{path}: model.vocab is not an object; only BPE tokenizers are read here ({_ADVICE})")
     texts, kinds = _token_table(path, data, n_vocab)
     pre = _pre_tokenizer(data)
+    of_gemma4 = "gemma4" in (config.text("model_type") or "")
     out: dict[str, GGUFValue] = {}
     if pre is not None:
         out[Keys.Tokenizer.MODEL] = _text("gpt2")
         out[Keys.Tokenizer.PRE] = _text(pre)
-    elif "gemma4" in (config.text("model_type") or "") and model.get("byte_fallback"):
+    elif of_gemma4 and model.get("byte_fallback"):
         out[Keys.Tokenizer.MODEL] = _text("gemma4")
     else:
         raise FormatError(f"{path}: its pre-tokenizer is not one that is known here; {_ADVICE}")
@@ -69,6 +70,7 @@ def read_tokenizer(folder: Path, config: Config, n_vocab: int) -> dict[str, GGUF
     out.update(_special(folder))
     if is_gemma4:
         out[Keys.Tokenizer.ADD_PREFIX] = GGUFValue(GGUFValueType.BOOL, None, False)
+    if of_gemma4:  # Gemma 4 needs its BOS whatever tokenizer_config.json says
         out[Keys.Tokenizer.ADD_BOS] = GGUFValue(GGUFValueType.BOOL, None, True)
     return out
 

@@ -1,0 +1,100 @@
+"""DSpark speculative decoding for GGUF models, in process.
+
+The names below are loaded on first use, so that `dspark-cpp doctor` can still report when the native library cannot
+be bound to the installed llama.cpp.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .draft import Draft, DraftContext, Proposal
+    from .drafters import Drafter
+    from .errors import (
+        ArgumentError,
+        BackendError,
+        BindingError,
+        ContextFullError,
+        DSparkError,
+        FileError,
+        FormatError,
+        MismatchError,
+        OutOfMemoryError,
+        StateError,
+    )
+    from .sampling import Sampler
+    from .session import Session
+    from .stats import Round, Stats
+    from .target import open_target
+    from .tokens import TextStream, encode, encode_chat
+
+try:
+    __version__ = version("dspark-cpp-python")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+_HOME = {
+    "Draft": "draft",
+    "DraftContext": "draft",
+    "Proposal": "draft",
+    "Drafter": "drafters",
+    "Sampler": "sampling",
+    "Session": "session",
+    "Round": "stats",
+    "Stats": "stats",
+    "open_target": "target",
+    "TextStream": "tokens",
+    "encode": "tokens",
+    "encode_chat": "tokens",
+    "ArgumentError": "errors",
+    "BackendError": "errors",
+    "BindingError": "errors",
+    "ContextFullError": "errors",
+    "DSparkError": "errors",
+    "FileError": "errors",
+    "FormatError": "errors",
+    "MismatchError": "errors",
+    "OutOfMemoryError": "errors",
+    "StateError": "errors",
+}
+
+__all__ = [
+    "__version__",
+    "ArgumentError",
+    "BackendError",
+    "BindingError",
+    "ContextFullError",
+    "DSparkError",
+    "Draft",
+    "DraftContext",
+    "Drafter",
+    "FileError",
+    "FormatError",
+    "MismatchError",
+    "OutOfMemoryError",
+    "Proposal",
+    "Round",
+    "Sampler",
+    "Session",
+    "StateError",
+    "Stats",
+    "TextStream",
+    "encode",
+    "encode_chat",
+    "open_target",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,103 @@
+"""Sampler chains of llama.cpp for a session."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp
+
+from . import errors
+from ._native import ffi
+from .params import integer
+
+__all__ = ["Sampler"]
+
+
+class Sampler:
+    """A llama_sampler chain: penalties, top-k, top-p, min-p, temperature, and a seeded draw.
+
+    With ``temp <= 0`` the chain is greedy. The order and meaning of the steps are llama.cpp's.
+    """
+
+    _chain: Any = None
+
+    def __init__(
+        self,
+        *,
+        temp: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        penalty_last_n: int = 64,
+        seed: int | None = None,
+    ) -> None:
+        if not 0 < top_p <= 1:
+            raise errors.ArgumentError(f"top_p is {top_p}, expected more than 0 and at most 1")
+        if not 0 <= min_p <= 1:
+            raise errors.ArgumentError(f"min_p is {min_p}, expected 0 to 1")
+        seed = llama_cpp.LLAMA_DEFAULT_SEED if seed is None else integer(seed, "seed") & 0xFFFFFFFF
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        self._chain = chain
+
+        def add(sampler: Any) -> None:
+            llama_cpp.llama_sampler_chain_add(chain, sampler)
+
+        if repeat_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0:
+            add(
+                llama_cpp.llama_sampler_init_penalties(
+                    penalty_last_n, repeat_penalty, frequency_penalty, presence_penalty
+                )
+            )
+        if temp <= 0:
+            add(llama_cpp.llama_sampler_init_greedy())
+        else:
+            add(llama_cpp.llama_sampler_init_top_k(integer(top_k, "top_k")))
+            add(llama_cpp.llama_sampler_init_top_p(top_p, 1))
+            add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
+            add(llama_cpp.llama_sampler_init_temp(temp))
+            add(llama_cpp.llama_sampler_init_dist(seed))
+
+    @property
+    def sampler(self) -> Any:
+        """The llama_sampler pointer, as llama_cpp has it."""
+        if self._chain is None:
+            raise errors.StateError("the sampler is closed")
+        return self._chain
+
+    def reset(self) -> None:
+        """Forgets the accepted tokens and restarts the random numbers from the seed."""
+        llama_cpp.llama_sampler_reset(self.sampler)
+
+    def close(self) -> None:
+        """Frees the chain. May be called more than once."""
+        chain, self._chain = self._chain, None
+        if chain is not None:
+            llama_cpp.llama_sampler_free(chain)
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if llama_cpp is not None:  # interpreter shutdown clears modules
+            self.close()
+
+
+def sampler_pointer(sampler: Any) -> Any:
+    """struct llama_sampler * of None (greedy), a Sampler, or any object of llama_cpp's with a ``sampler`` pointer."""
+    if sampler is None:
+        return ffi.NULL
+    raw = getattr(sampler, "sampler", sampler)
+    try:
+        address = raw if isinstance(raw, int) else ctypes.cast(raw, ctypes.c_void_p).value
+    except (ctypes.ArgumentError, TypeError):
+        address = None
+    if not address:
+        raise errors.ArgumentError(f"the sampler is {sampler!r}, expected None, a Sampler or a llama_sampler pointer")
+    return ffi.cast("struct llama_sampler *", address)

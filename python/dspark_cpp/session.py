@@ -1,0 +1,377 @@
+"""A target driven with a draft: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+from . import errors
+from ._native import check, context_pointer, ffi, lib, require_llama, text, tokens
+from .draft import Draft
+from .drafters import Bridge, Drafter
+from .params import fill_context_params, integer
+from .sampling import sampler_pointer
+from .stats import Round, Stats
+from .target import feature_tap
+
+__all__ = ["Session"]
+
+_SOURCES = {"auto": 0, "taps": 1, "eval": 2}
+
+
+class _Handle:
+    """Owns the C session and admits one thread at a time.
+
+    The target's Llama keeps it too, and closes it before it frees the context that the session points into. It refers to
+    neither the Llama nor the Session, so that no cycle keeps any of them alive.
+    """
+
+    def __init__(self, ptr: Any) -> None:
+        self.ptr: Any = ffi.gc(ptr, lib.dspark_session_free)
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextmanager
+    def using(self) -> Iterator[Any]:
+        if not self._lock.acquire(blocking=False):
+            raise errors.StateError("the session is in use by another call; give each thread a session of its own")
+        self._owner = threading.get_ident()
+        try:
+            yield self.ptr
+        finally:
+            self._owner = None
+            self._lock.release()
+
+    def close(self) -> None:
+        if self._owner == threading.get_ident():
+            raise errors.StateError("the session cannot be closed from inside one of its own calls")
+        with self._lock:  # waits for a call of another thread to end
+            ptr, self.ptr = self.ptr, None
+            if ptr is not None:
+                ffi.release(ptr)
+
+
+class Session:
+    """Decodes one sequence of a target with a draft; the output is the target's own.
+
+    Every token is chosen from the target's logits given the tokens before it; the draft only decides how many of them one
+    target batch computes. The session takes over sequence 0 of the target's context: while it is open, use the Llama
+    object for its tokenizer and properties only. One thread at a time; different sessions run side by side.
+
+    Args:
+        target: An open llama_cpp.Llama. Its architecture needs layer-input taps, or open it with ``open_target()``.
+        draft: A Draft, the path of one (loaded on the target's device), any Drafter, or None for plain decoding.
+        n_draft_max: Most drafted tokens a round; None: all that the draft proposes; 0: plain decoding.
+        n_ctx: Longest sequence; None: the target's context size.
+        confidence_min: A proposal ends before the first token whose confidence is lower; 0: off.
+        n_threads: Threads of the draft; None: those of the target.
+        type_k, type_v: Types of the draft's cache.
+        n_ctx_draft: Longest sequence that is drafted for; None: no limit.
+        feature_source: "auto", "taps" (layer-input taps) or "eval" (evaluation callback).
+
+    Raises:
+        MismatchError: Draft and target do not belong together, or the target hands out no features.
+        StateError: The target is closed or has a session already.
+        ArgumentError, FileError, FormatError, OutOfMemoryError: see the message.
+    """
+
+    _owned: _Handle | None = None
+
+    def __init__(
+        self,
+        target: llama_cpp.Llama,
+        draft: Draft | str | os.PathLike[str] | Drafter | None = None,
+        *,
+        n_draft_max: int | None = None,
+        n_ctx: int | None = None,
+        confidence_min: float = 0.0,
+        n_threads: int | None = None,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        n_ctx_draft: int | None = None,
+        feature_source: str = "auto",
+    ) -> None:
+        context = context_pointer(target)
+        if feature_source not in _SOURCES:
+            raise errors.ArgumentError(f"feature_source is {feature_source!r}, expected one of {', '.join(_SOURCES)}")
+        params = ffi.new("dspark_session_params *")
+        lib.dspark_session_params_init(params)
+        params.n_ctx = 0 if n_ctx is None else integer(n_ctx, "n_ctx")
+        params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
+        params.confidence_min = confidence_min
+        params.feature_source = _SOURCES[feature_source]
+        params.feature_tap = feature_tap(target)
+        fill_context_params(
+            ffi.addressof(params, "draft"),
+            n_threads=target.n_threads if n_threads is None else n_threads,
+            type_k=type_k,
+            type_v=type_v,
+            n_ctx=n_ctx_draft,
+        )
+
+        if isinstance(draft, (str, os.PathLike)):
+            draft = Draft(draft, target=target)
+        self._bridge: Bridge | None = None
+        out = ffi.new("dspark_session **")
+        if draft is None or isinstance(draft, Draft):
+            check(lib.dspark_session_create(context, ffi.NULL if draft is None else draft._handle(), params, out))
+        elif isinstance(draft, Drafter):
+            self._bridge = Bridge(draft, target.n_embd())
+            check(lib.dspark_session_create_with_drafter(context, self._bridge.table, params, out))
+        else:
+            raise errors.ArgumentError(
+                f"draft is a {type(draft).__name__}, expected a Draft, a path, None, or an object with n_draft_max and propose()"
+            )
+        self._owned = _Handle(out[0])
+        self._target = target
+        self._draft = draft
+        self._finish_reason: str | None = None
+        target._stack.callback(self._owned.close)
+        # Llama's own record of the sequence that the session has just emptied
+        target.reset()
+
+    @staticmethod
+    def _limit(n_draft_max: int) -> int:
+        n = integer(n_draft_max, "n_draft_max")
+        if n < 0:
+            raise errors.ArgumentError(f"n_draft_max is {n}, expected 0 (plain decoding) or more")
+        return n
+
+    def _using(self) -> AbstractContextManager[Any]:
+        """The C session, for one call at a time."""
+        self._handle()
+        assert self._owned is not None
+        return self._owned.using()
+
+    def _handle(self) -> Any:
+        if self._owned is None or self._owned.ptr is None:
+            raise errors.StateError("the session is closed")
+        require_llama(self._target)
+        return self._owned.ptr
+
+    def _check(self, status: int) -> None:
+        if status != lib.DSPARK_OK and self._bridge is not None:
+            self._bridge.raise_pending()
+        check(status)
+
+    # --- decoding -----------------------------------------------------------------------------------------------------
+
+    def append(self, prompt: Sequence[int]) -> None:
+        """Decodes tokens behind the sequence, in batches of the target's n_batch; a signal is handled between batches.
+
+        A token that next() returned last and that was not decoded yet is dropped; pass it here to keep it.
+
+        Raises:
+            ContextFullError: The tokens do not fit; nothing was decoded. ArgumentError: An id is out of range.
+        """
+        ids = tokens(prompt)
+        if not len(ids):
+            raise errors.ArgumentError("append got no tokens, expected at least one")
+        done = 0
+        out = ffi.new("int32_t *")
+        while done < len(ids):
+            with self._using() as session:
+                rest = ids[done:]
+                self._check(lib.dspark_session_append(session, ffi.cast("int32_t *", rest.ctypes.data), len(rest), out))
+            done += out[0]
+
+    def next(self, sampler: Any = None, *, n_draft_max: int | None = None) -> int:
+        """The next token: the sampler's choice (None: greedy) from the target's logits.
+
+        ``n_draft_max`` limits the proposal if this call starts a round; 0 for none.
+
+        Raises:
+            ContextFullError: No position is left. StateError: Nothing was appended, or the memory was changed by another.
+        """
+        out = ffi.new("int32_t *")
+        limit = -1 if n_draft_max is None else self._limit(n_draft_max)
+        with self._using() as session:
+            self._check(lib.dspark_session_next(session, sampler_pointer(sampler), limit, out))
+        return int(out[0])
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampler: Any = None,
+        n_draft_max: int | None = None,
+        stop_at_eog: bool = True,
+    ) -> Iterator[int]:
+        """Yields the tokens that follow a prompt.
+
+        What the prompt shares with the sequence so far is not decoded again. Ends after an end-of-generation token (which is
+        yielded; ``finish_reason`` "stop"), or when max_tokens were yielded or the sequence has n_ctx tokens ("length").
+        Closing the generator early leaves the session at the last yielded token.
+        """
+        ids = tokens(prompt, "prompt")
+        if not len(ids):
+            raise errors.ArgumentError("the prompt is empty, expected at least one token")
+        if max_tokens is not None and integer(max_tokens, "max_tokens") < 0:
+            raise errors.ArgumentError(f"max_tokens is {max_tokens}, expected 0 or more")
+        if len(ids) > self.n_ctx:
+            raise errors.ContextFullError(f"the prompt has {len(ids)} tokens, the context holds {self.n_ctx}")
+        self._finish_reason = None
+        self._reuse_prefix(ids)
+        return self._tokens(len(ids), max_tokens, sampler, n_draft_max, stop_at_eog)
+
+    def _reuse_prefix(self, ids: Any) -> None:
+        have = np.asarray(self.tokens, np.int32)
+        n = min(len(have), len(ids) - 1)  # the last token is decoded in any case: its logits are needed
+        differ = np.nonzero(have[:n] != ids[:n])[0]
+        self.rewind(int(differ[0]) if len(differ) else n)
+        self.append(ids[self.n_tokens :])
+
+    def _tokens(
+        self, n_prompt: int, max_tokens: int | None, sampler: Any, n_draft_max: int | None, stop_at_eog: bool
+    ) -> Iterator[int]:
+        room = self.n_ctx - n_prompt
+        budget = room if max_tokens is None else min(room, max_tokens)
+        vocab = self._target._model.vocab
+        try:
+            for i in range(budget):
+                # drafts past the budget would be verified for nothing
+                left = budget - i - 1
+                limit = left if n_draft_max is None else min(left, n_draft_max)
+                token = self.next(sampler, n_draft_max=limit)
+                if stop_at_eog and llama_cpp.llama_vocab_is_eog(vocab, token):
+                    self._finish_reason = "stop"
+                    yield token
+                    return
+                yield token
+            self._finish_reason = "length"
+        finally:
+            if not self.closed:
+                self.settle()
+
+    def settle(self) -> None:
+        """Drops what was verified but not returned from both caches. next() goes on as if nothing had happened."""
+        with self._using() as session:
+            self._check(lib.dspark_session_settle(session))
+
+    def rewind(self, n_tokens: int) -> None:
+        """Keeps the first n_tokens of the sequence in both caches."""
+        with self._using() as session:
+            self._check(lib.dspark_session_rewind(session, integer(n_tokens, "n_tokens")))
+
+    def reset(self) -> None:
+        """Forgets the whole sequence."""
+        self.rewind(0)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> llama_cpp.Llama:
+        return self._target
+
+    @property
+    def draft(self) -> Draft | Drafter | None:
+        return self._draft
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the target's memory; the one that next() returned last is not among them yet."""
+        session = self._handle()
+        n = lib.dspark_session_n_tokens(session)
+        return list(lib.dspark_session_tokens(session)[0:n]) if n else []
+
+    @property
+    def n_tokens(self) -> int:
+        return int(lib.dspark_session_n_tokens(self._handle()))
+
+    @property
+    def n_ctx(self) -> int:
+        """The longest sequence, in tokens."""
+        return int(lib.dspark_session_n_ctx(self._handle()))
+
+    @property
+    def n_draft_past(self) -> int:
+        """Positions whose features the drafter holds, or will be given before its next proposal."""
+        return int(lib.dspark_session_n_draft_past(self._handle()))
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why the session does not draft; None if it does."""
+        pointer = lib.dspark_session_disabled_reason(self._handle())
+        return None if pointer == ffi.NULL else text(pointer)
+
+    @property
+    def feature_source(self) -> str:
+        """Where the features come from: "layer taps", "evaluation callback" or "none"."""
+        return text(lib.dspark_session_feature_source(self._handle()))
+
+    @property
+    def finish_reason(self) -> str | None:
+        """How the last generate() ended: "stop", "length", or None if it was closed early or still runs."""
+        return self._finish_reason
+
+    @property
+    def stats(self) -> Stats:
+        out = ffi.new("dspark_stats *")
+        out.struct_size = ffi.sizeof("dspark_stats")
+        check(lib.dspark_session_get_stats(self._handle(), out))
+        return Stats(
+            n_prompt=out.n_prompt,
+            n_emitted=out.n_emitted,
+            n_rounds=out.n_rounds,
+            n_rounds_drafted=out.n_rounds_drafted,
+            draft_n=out.draft_n,
+            draft_n_accepted=out.draft_n_accepted,
+            n_drafted_at=tuple(out.n_drafted_at),
+            n_accepted_at=tuple(out.n_accepted_at),
+            t_prompt=out.t_prompt_us / 1e6,
+            t_inject=out.t_inject_us / 1e6,
+            t_draft=out.t_draft_us / 1e6,
+            t_draft_compute=out.t_draft_compute_us / 1e6,
+            t_verify=out.t_verify_us / 1e6,
+            t_sample=out.t_sample_us / 1e6,
+        )
+
+    def reset_stats(self) -> None:
+        lib.dspark_session_reset_stats(self._handle())
+
+    @property
+    def last_round(self) -> Round | None:
+        """The round that next() sampled from last, as far as it has been sampled; None before the first."""
+        out = ffi.new("dspark_round *")
+        out.struct_size = ffi.sizeof("dspark_round")
+        if lib.dspark_session_get_round(self._handle(), out) != lib.DSPARK_OK:
+            return None
+        confidence = None
+        if out.confidence_logits != ffi.NULL:
+            logits = np.array(out.confidence_logits[0 : out.n_drafted] if out.n_drafted else [])
+            confidence = tuple(float(c) for c in 1 / (1 + np.exp(-logits)))
+        return Round(
+            position=out.position,
+            anchor=out.anchor,
+            drafted=tuple(out.drafted[0 : out.n_drafted]) if out.n_drafted else (),
+            confidence=confidence,
+            n_accepted=out.n_accepted,
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self._owned is None or self._owned.ptr is None
+
+    def close(self) -> None:
+        """Frees the session. The target keeps the sequence, and can be used by others again. May be called more than once."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return "<Session: closed>" if self.closed else f"<Session: {self.n_tokens} of {self.n_ctx} tokens>"

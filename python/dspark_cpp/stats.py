@@ -1,0 +1,76 @@
+"""What a session counts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Round", "Stats"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: the anchor and its drafts, verified in one target batch.
+
+    ``confidence`` holds P(accepted | all earlier accepted) of each draft, or is None; ``next`` is the target's own token after
+    the accepted ones (the correction or bonus), None while it has not been sampled.
+    """
+
+    position: int
+    anchor: int
+    drafted: tuple[int, ...]
+    confidence: tuple[float, ...] | None
+    n_accepted: int
+    next: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of a session since its creation or the last reset. Times are in seconds.
+
+    ``draft_n`` counts drafted tokens that were put before the target, ``draft_n_accepted`` those that stood.
+    """
+
+    n_prompt: int
+    n_emitted: int
+    n_rounds: int
+    n_rounds_drafted: int
+    draft_n: int
+    draft_n_accepted: int
+    n_drafted_at: tuple[int, ...]
+    n_accepted_at: tuple[int, ...]
+    t_prompt: float
+    t_inject: float
+    t_draft: float
+    t_draft_compute: float
+    t_verify: float
+    t_sample: float
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens a round that drafted gave, the target's own (bonus) included: 1 + accepted / rounds; 0 without any."""
+        return 1 + self.draft_n_accepted / self.n_rounds_drafted if self.n_rounds_drafted else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 without drafts."""
+        return self.draft_n_accepted / self.draft_n if self.draft_n else 0.0
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Share of the rounds that drafted slot k in which slot k was accepted."""
+        return tuple(a / d for a, d in zip(self.n_accepted_at, self.n_drafted_at, strict=True) if d)
+
+    def as_dict(self) -> dict[str, Any]:
+        rates = [round(rate, 4) for rate in self.acceptance_per_position]
+        return {
+            **asdict(self),
+            "n_drafted_at": list(self.n_drafted_at[: len(rates)]),
+            "n_accepted_at": list(self.n_accepted_at[: len(rates)]),
+            "mean_accepted_length": self.mean_accepted_length,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_per_position": rates,
+        }
