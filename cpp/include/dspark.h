@@ -184,6 +184,9 @@ DSPARK_API const char * dspark_draft_meta(const dspark_draft * draft, const char
  * borrows is there.  Errors: DSPARK_ERROR_MISMATCH. */
 DSPARK_API dspark_status dspark_draft_check_target(const dspark_draft * draft, const struct llama_model * target);
 
+/* The same from the target's GGUF file, of which only the header is read. */
+DSPARK_API dspark_status dspark_draft_check_target_file(const dspark_draft * draft, const char * target_path);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * Draft context: one sequence of a draft (its K/V cache).  One thread at a time.
  * ------------------------------------------------------------------------------------------------------------- */

@@ -328,7 +328,15 @@ dspark_status dspark_draft_check_target(const dspark_draft * draft, const struct
     return guard([&] {
         need(draft, "draft");
         need(target, "target");
-        draft->model->check_target(target);
+        draft->model->check_target(target_traits::of_model(target));
+    });
+}
+
+dspark_status dspark_draft_check_target_file(const dspark_draft * draft, const char * target_path) {
+    return guard([&] {
+        need(draft, "draft");
+        need(target_path, "target_path");
+        draft->model->check_target(target_traits::of_file(target_path));
     });
 }
 

@@ -40,7 +40,7 @@ draft_context::draft_context(std::shared_ptr<const draft_model> model, const lla
         }
     }
     if (target) {
-        model_->check_target(target);
+        model_->check_target(target_traits::of_model(target));
     }
     device_ = new_backend(model_->device, settings.n_threads);
     if (model_->device != find_device(nullptr)) {
@@ -70,6 +70,11 @@ void draft_context::require_runnable(ggml_tensor * op, const char * what) const 
 void draft_context::borrow_weights(const llama_model * target) {
     const draft_hparams & hp = model_->hp;
     auto borrow = [&](const char * name) -> ggml_tensor * {
+        if (!llama_model_get_tensor) {
+            fail(DSPARK_ERROR_MISMATCH, format("the draft \"%s\" borrows the target's weights, which this llama.cpp does not hand out; "
+                                               "convert it with --self-contained",
+                                               model_->path.c_str()));
+        }
         // the graph only reads it
         return const_cast<ggml_tensor *>(llama_model_get_tensor(target, name));
     };

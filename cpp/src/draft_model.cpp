@@ -504,22 +504,43 @@ std::shared_ptr<const draft_model> draft_model::load(const std::string & path, c
     return draft_loader(path, device, weights).load();
 }
 
-void draft_model::check_target(const llama_model * target) const {
-    const llama_vocab * vocab   = llama_model_get_vocab(target);
-    const int32_t       n_embd  = llama_model_n_embd(target);
-    const int32_t       n_layer = llama_model_n_layer(target);
-    const int32_t       n_vocab = llama_vocab_n_tokens(vocab);
-    auto mismatch = [&](const std::string & what) {
-        fail(DSPARK_ERROR_MISMATCH, format("the draft \"%s\" does not belong to this %s target: %s", path.c_str(),
-                                           model_architecture(target).c_str(), what.c_str()));
+target_traits target_traits::of_model(const llama_model * model) {
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    target_traits       traits;
+    traits.architecture = model_architecture(model);
+    traits.n_embd       = llama_model_n_embd(model);
+    traits.n_layer      = llama_model_n_layer(model);
+    traits.tokens.resize((size_t) std::max(0, llama_vocab_n_tokens(vocab)));
+    for (size_t i = 0; i < traits.tokens.size(); ++i) {
+        const char * text = llama_vocab_get_text(vocab, (llama_token) i);
+        traits.tokens[i]  = text ? text : "";
+    }
+    return traits;
+}
+
+target_traits target_traits::of_file(const std::string & path) {
+    require_bound();
+    const gguf_file file(path);
+    target_traits   traits;
+    traits.architecture = file.get_str("general.architecture");
+    traits.n_embd       = (int32_t) std::min<uint32_t>(file.get_u32(traits.architecture + ".embedding_length"), INT32_MAX);
+    traits.n_layer      = (int32_t) std::min<uint32_t>(file.get_u32(traits.architecture + ".block_count"), INT32_MAX);
+    traits.tokens       = file.get_str_array("tokenizer.ggml.tokens");
+    return traits;
+}
+
+void draft_model::check_target(const target_traits & target) const {
+    const int32_t n_vocab  = (int32_t) target.tokens.size();
+    auto          mismatch = [&](const std::string & what) {
+        fail(DSPARK_ERROR_MISMATCH, format("the draft \"%s\" does not belong to this %s target: %s", path.c_str(), target.architecture.c_str(), what.c_str()));
     };
 
-    if (hp.n_embd != n_embd) {
-        mismatch(format("its hidden size is %d, the target's %d", hp.n_embd, n_embd));
+    if (hp.n_embd != target.n_embd) {
+        mismatch(format("its hidden size is %d, the target's %d", hp.n_embd, target.n_embd));
     }
     for (int32_t id : hp.target_layers) {
-        if (id > n_layer) {
-            mismatch(format("it taps the input of layer %d, the target has layers 0 to %d", id, n_layer - 1));
+        if (id > target.n_layer) {
+            mismatch(format("it taps the input of layer %d, the target has layers 0 to %d", id, target.n_layer - 1));
         }
     }
     if (hp.n_vocab && hp.n_vocab != n_vocab) {
@@ -534,17 +555,10 @@ void draft_model::check_target(const llama_model * target) const {
         }
     }
     for (size_t i = 0; i < tokens.size(); ++i) {
-        const char * text = llama_vocab_get_text(vocab, (llama_token) i);
-        if (tokens[i].empty()) {
-            continue; // llama.cpp gives empty tokens a text of its own
+        // llama.cpp gives empty tokens a text of its own
+        if (tokens[i] != target.tokens[i] && !tokens[i].empty()) {
+            mismatch(format("its token %zu is \"%s\", the target's is \"%s\"", i, tokens[i].c_str(), target.tokens[i].c_str()));
         }
-        if (tokens[i] != (text ? text : "")) {
-            mismatch(format("its token %zu is \"%s\", the target's is \"%s\"", i, tokens[i].c_str(), text ? text : ""));
-        }
-    }
-    if ((!tok_embd || !output) && !llama_model_get_tensor) {
-        mismatch(format("it borrows the target's %s, which this llama.cpp does not hand out; convert it with --self-contained",
-                        tok_embd ? "head" : "embedding"));
     }
 }
 

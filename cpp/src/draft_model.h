@@ -82,6 +82,17 @@ struct draft_layer {
     ggml_tensor * out_scale      = nullptr; // {1}, optional
 };
 
+// What a draft must know of a target to belong to it.
+struct target_traits {
+    std::string              architecture;
+    int32_t                  n_embd  = 0;
+    int32_t                  n_layer = 0;
+    std::vector<std::string> tokens;
+
+    static target_traits of_model(const llama_model * model);
+    static target_traits of_file(const std::string & path); // reads the header only
+};
+
 struct draft_model {
     // Reads path.  With weights false only the header is kept, for inspection.
     static std::shared_ptr<const draft_model> load(const std::string & path, const char * device, bool weights);
@@ -118,7 +129,7 @@ struct draft_model {
     bool confidence_with_markov() const { return conf_proj && conf_proj->ne[0] > hp.n_embd; }
 
     // Throws DSPARK_ERROR_MISMATCH with both sides' values unless the draft belongs to the target.
-    void check_target(const llama_model * target) const;
+    void check_target(const target_traits & target) const;
 
   private:
     // the tensors of each kind of memory, and their data

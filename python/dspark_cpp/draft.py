@@ -83,9 +83,15 @@ class Draft:
             raise errors.StateError("the draft is closed")
         return self._ptr
 
-    def check_target(self, llm: Any) -> None:
-        """Raises MismatchError, with both sides' values, unless the draft belongs to the llama_cpp.Llama."""
-        check(lib.dspark_draft_check_target(self._handle(), model_pointer(llm)))
+    def check_target(self, target: Any) -> None:
+        """Raises MismatchError, with both sides' values, unless the draft belongs to the target.
+
+        ``target`` is a llama_cpp.Llama, or the path of a GGUF file, of which only the header is read.
+        """
+        if isinstance(target, (str, os.PathLike)):
+            check(lib.dspark_draft_check_target_file(self._handle(), path_bytes(target)))
+        else:
+            check(lib.dspark_draft_check_target(self._handle(), model_pointer(target)))
 
     def meta(self, key: str) -> str | None:
         """A metadata string of the file ("general.name"), None if it has none of that name."""

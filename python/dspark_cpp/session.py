@@ -279,7 +279,7 @@ class Session:
         """The tokens in the target's memory; the one that next() returned last is not among them yet."""
         session = self._handle()
         n = lib.dspark_session_n_tokens(session)
-        return list(lib.dspark_session_tokens(session)[0:n]) if n else []
+        return list(ffi.unpack(lib.dspark_session_tokens(session), n)) if n else []
 
     @property
     def n_tokens(self) -> int:
@@ -344,13 +344,13 @@ class Session:
         if lib.dspark_session_get_round(self._handle(), out) != lib.DSPARK_OK:
             return None
         confidence = None
-        if out.confidence_logits != ffi.NULL:
-            logits = np.array(out.confidence_logits[0 : out.n_drafted] if out.n_drafted else [])
+        if out.confidence_logits != ffi.NULL and out.n_drafted:
+            logits = np.array(ffi.unpack(out.confidence_logits, out.n_drafted))
             confidence = tuple(float(c) for c in 1 / (1 + np.exp(-logits)))
         return Round(
             position=out.position,
             anchor=out.anchor,
-            drafted=tuple(out.drafted[0 : out.n_drafted]) if out.n_drafted else (),
+            drafted=tuple(ffi.unpack(out.drafted, out.n_drafted)) if out.n_drafted else (),
             confidence=confidence,
             n_accepted=out.n_accepted,
         )

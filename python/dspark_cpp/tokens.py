@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import ctypes
 from typing import Any
 
+import llama_cpp
 from llama_cpp import llama_chat_format
 
 from . import errors
 
-__all__ = ["TextStream", "encode", "encode_chat"]
+__all__ = ["TextStream", "encode", "encode_chat", "piece"]
 
 
 def encode(llm: Any, text: str) -> list[int]:
@@ -23,14 +25,25 @@ def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
     if not template:
         raise errors.ArgumentError("the target has no chat template; give a raw prompt")
 
-    def piece(token: int) -> str:
-        return llm.detokenize([token], special=True).decode("utf-8", "ignore") if token >= 0 else ""
+    def special(token: int) -> str:
+        return piece(llm, token, special=True).decode("utf-8", "ignore") if token >= 0 else ""
 
     formatter = llama_chat_format.Jinja2ChatFormatter(
-        template=template, eos_token=piece(llm.token_eos()), bos_token=piece(llm.token_bos())
+        template=template, eos_token=special(llm.token_eos()), bos_token=special(llm.token_bos())
     )
     prompt = formatter(messages=messages).prompt  # type: ignore[arg-type]
     return list(llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True))
+
+
+def piece(llm: Any, token: int, *, special: bool = False) -> bytes:
+    """The bytes that a token stands for; those of control tokens only with ``special``."""
+    vocab = llm._model.vocab
+    buffer = ctypes.create_string_buffer(64)
+    n = llama_cpp.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    if n < 0:  # the size it wants
+        buffer = ctypes.create_string_buffer(-n)
+        n = llama_cpp.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    return buffer.raw[:n]
 
 
 class TextStream:
@@ -42,7 +55,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that this token completes."""
-        return self._decoder.decode(self._llm._model.token_to_piece(token, special=False))
+        return self._decoder.decode(piece(self._llm, token))
 
     def flush(self) -> str:
         """What is left of an unfinished character, as replacement characters."""

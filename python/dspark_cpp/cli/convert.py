@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--target",
         required=True,
         metavar="TARGET",
-        help="the model that the draft is for: a GGUF file, or a Hugging Face folder with config.json and tokenizer.json",
+        help="the model that the draft is for: a GGUF file, or a folder with config.json and tokenizer.json",
     )
     parser.add_argument("-o", "--output", required=True, metavar="OUT.gguf", help="file to write")
     parser.add_argument(

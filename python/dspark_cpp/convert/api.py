@@ -106,7 +106,9 @@ def convert_checkpoint(
     Raises: FileError, FormatError, MismatchError or ArgumentError; nothing is written then.
     """
     if checkpoint_dir is None or target is None:
-        raise ArgumentError("a checkpoint folder and a target are needed: the draft takes its tokenizer from the target")
+        raise ArgumentError(
+            "a checkpoint folder and a target are needed: the draft takes its tokenizer from the target"
+        )
     if layout not in (None, "anchor", "bonus"):
         raise ArgumentError(f"layout is {layout!r}, but 'anchor' or 'bonus' is needed")
     out = Path(out_path)

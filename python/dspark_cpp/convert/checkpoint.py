@@ -104,10 +104,9 @@ class Checkpoint:
             for start in range(0, len(raw), 16 << 20):
                 part = raw[start : start + (16 << 20)]
                 one.update(part)
+                weight.file.release(weight.offset + start, len(part))
                 if advance:
                     advance(len(part))
-            raw.release()
-            weight.release()
             shape = "x".join(map(str, weight.shape))
             total.update(f"{name}\0{weight.dtype_name}\0{shape}\0".encode() + one.digest())
         return total.hexdigest()

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
-from numpy.typing import NDArray
 
 from ..errors import FileError, FormatError
-from .weights import BF16, Weight
+from .weights import BF16, AnyArray, Weight
 
 __all__ = ["GGUFFile", "GGUFValue", "GGUFWeight"]
 
@@ -74,7 +73,7 @@ class GGUFWeight(Weight):
         """Whether values were rounded to blocks."""
         return self.type not in _PLAIN
 
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         inner = self.n_elements // max(1, self.shape[0])
         if not self.is_quantised:
             size = self.dtype.itemsize
@@ -92,15 +91,20 @@ class GGUFWeight(Weight):
             offset=self.at + start * rows_per * self.row_bytes,
         )
         try:
-            values = dequantize(raw.reshape(-1, self.row_bytes), self.type)
+            values: AnyArray = dequantize(raw.reshape(-1, self.row_bytes), self.type)
         except NotImplementedError:
             raise FormatError(
                 f"{self.file.path}: tensor {self.name!r}: type {self.type.name} cannot be read here"
             ) from None
         return values.reshape((stop - start, *self.shape[1:]))
 
-    def release(self) -> None:
-        self.file.release(self.at, self.n_bytes)
+    def raw(self) -> memoryview:
+        """The bytes as stored."""
+        return memoryview(self.file.map)[self.at : self.at + self.n_bytes]
+
+    def release(self, start: int, stop: int) -> None:
+        row = self.n_bytes // max(1, self.shape[0])
+        self.file.release(self.at + start * row, (stop - start) * row)
 
 
 class GGUFFile:
@@ -231,6 +235,6 @@ class GGUFFile:
 
     def release(self, offset: int, n_bytes: int) -> None:
         """Tell the system that these pages are no longer needed."""
-        if hasattr(self.map, "madvise"):
+        if hasattr(self.map, "madvise") and n_bytes > 0:
             start = offset - offset % mmap.PAGESIZE
             self.map.madvise(mmap.MADV_DONTNEED, start, offset + n_bytes - start)

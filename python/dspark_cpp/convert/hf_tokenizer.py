@@ -1,8 +1,8 @@
-"""The tokenizer of a Hugging Face folder as GGUF metadata, read from tokenizer.json alone.
+"""The tokenizer of a Hugging Face folder as GGUF metadata, read from its files alone.
 
-Byte-level BPE (Qwen, Llama 3, GPT-2 and kin) and Gemma 4's BPE are covered. llama.cpp names the pre-tokenizer by hashing
-what the transformers library makes of a test text; here it is told by the expressions in tokenizer.json, and an unknown
-one is refused, because a wrong name would change how the peer splits text.
+Byte-level BPE (Qwen, Llama 3, GPT-2 and kin), Gemma 4's BPE and SentencePiece are covered. llama.cpp names the pre-tokenizer by
+hashing what the transformers library makes of a test text; here it is told by the expressions in tokenizer.json, and an
+unknown one is refused, because a wrong name would change how the peer splits text.
 Source: get_vocab_base and Gemma4Model.set_vocab of llama.cpp's converter; regular expressions of its llama-vocab.cpp.
 """
 
@@ -17,6 +17,7 @@ from gguf import GGUFValueType, Keys, SpecialVocab, TokenType
 from ..errors import FileError, FormatError
 from .config import Config, read_json
 from .gguf_file import GGUFValue
+from .sentencepiece_model import read_pieces
 
 __all__ = ["read_tokenizer"]
 
@@ -32,46 +33,90 @@ _PRE_BY_REGEX = {
 _GEMMA4_VISIBLE = {
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
 }  # fmt: skip
-_GEMMA4_SCORE = -1000.0
+_ADDED_SCORE, _UNUSED_SCORE = -1000.0, -10000.0
 _ADVICE = "convert the target to GGUF with llama.cpp and pass that file as target"
 
 
 def read_tokenizer(folder: Path, config: Config, n_vocab: int) -> dict[str, GGUFValue]:
     """The tokenizer of a folder, with exactly `n_vocab` tokens; ids without a token become "[PAD<id>]".
 
-    Raises: FileError where tokenizer.json is missing or malformed; FormatError where its kind is not covered or an id
-    does not fit in `n_vocab`.
+    Raises: FileError where its files are missing or malformed; FormatError where its kind is not covered or an id does
+    not fit in `n_vocab`.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
+    model_type = config.text("model_type") or ""
+    if not path.is_file() and not model_path.is_file():
         raise FileError(f"{folder}: no tokenizer.json; the draft takes its tokenizer from the target ({_ADVICE})")
-    data = read_json(path)
-    model = data.get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
-        raise FormatError(f"{path}: model.vocab is not an object; only BPE tokenizers are read here ({_ADVICE})")
-    texts, kinds = _token_table(path, data, n_vocab)
+    data = read_json(path) if path.is_file() else {}
     pre = _pre_tokenizer(data)
-    of_gemma4 = "gemma4" in (config.text("model_type") or "")
-    out: dict[str, GGUFValue] = {}
     if pre is not None:
-        out[Keys.Tokenizer.MODEL] = _text("gpt2")
-        out[Keys.Tokenizer.PRE] = _text(pre)
-    elif of_gemma4 and model.get("byte_fallback"):
-        out[Keys.Tokenizer.MODEL] = _text("gemma4")
+        texts, kinds = _token_table(path, data, n_vocab)
+        out = {Keys.Tokenizer.MODEL: _text("gpt2"), Keys.Tokenizer.PRE: _text(pre)}
+        out |= _table([t.encode() for t in texts], None, kinds)
+        out |= _special(folder)
+    elif "gemma4" in model_type and path.is_file():
+        texts, kinds = _token_table(path, data, n_vocab)
+        kinds = [_gemma4_kind(text, kind) for text, kind in zip(texts, kinds, strict=True)]
+        out = {Keys.Tokenizer.MODEL: _text("gemma4")}
+        out |= _table([t.encode() for t in texts], [_ADDED_SCORE] * n_vocab, kinds)
+        out |= _special(folder)
+        out[Keys.Tokenizer.ADD_PREFIX] = GGUFValue(GGUFValueType.BOOL, None, False)
+    elif model_path.is_file():
+        out = _sentencepiece(folder, model_path, model_type, n_vocab)
     else:
         raise FormatError(f"{path}: its pre-tokenizer is not one that is known here; {_ADVICE}")
-    is_gemma4 = pre is None
-    if is_gemma4:
-        kinds = [_gemma4_kind(text, kind) for text, kind in zip(texts, kinds, strict=True)]
-    out[Keys.Tokenizer.LIST] = GGUFValue(GGUFValueType.ARRAY, GGUFValueType.STRING, [t.encode() for t in texts])
-    if is_gemma4:
-        out[Keys.Tokenizer.SCORES] = GGUFValue(GGUFValueType.ARRAY, GGUFValueType.FLOAT32, [_GEMMA4_SCORE] * n_vocab)
-    out[Keys.Tokenizer.TOKEN_TYPE] = GGUFValue(GGUFValueType.ARRAY, GGUFValueType.INT32, [int(k) for k in kinds])
-    out.update(_special(folder))
-    if is_gemma4:
-        out[Keys.Tokenizer.ADD_PREFIX] = GGUFValue(GGUFValueType.BOOL, None, False)
-    if of_gemma4:  # Gemma 4 needs its BOS whatever tokenizer_config.json says
+    if "gemma4" in model_type:  # it needs its BOS whatever tokenizer_config.json says
         out[Keys.Tokenizer.ADD_BOS] = GGUFValue(GGUFValueType.BOOL, None, True)
+    return out
+
+
+def _table(tokens: list[bytes], scores: list[float] | None, kinds: list[TokenType]) -> dict[str, GGUFValue]:
+    out = {Keys.Tokenizer.LIST: GGUFValue(GGUFValueType.ARRAY, GGUFValueType.STRING, tokens)}
+    if scores is not None:
+        out[Keys.Tokenizer.SCORES] = GGUFValue(GGUFValueType.ARRAY, GGUFValueType.FLOAT32, scores)
+    out[Keys.Tokenizer.TOKEN_TYPE] = GGUFValue(GGUFValueType.ARRAY, GGUFValueType.INT32, [int(k) for k in kinds])
+    return out
+
+
+def _sentencepiece(folder: Path, path: Path, model_type: str, n_vocab: int) -> dict[str, GGUFValue]:
+    """A SentencePiece tokenizer (Llama 2, Gemma 1 to 3) with the tokens that tokenizer_config.json adds to it.
+
+    Source: _create_vocab_sentencepiece of llama.cpp's converter.
+    """
+    pieces = read_pieces(path)
+    if len(pieces) > n_vocab:
+        raise FormatError(f"{path}: {len(pieces)} pieces, but the target's vocab_size is {n_vocab}")
+    tokens = [text for text, _, _ in pieces]
+    scores = [score for _, score, _ in pieces]
+    # Its USER_DEFINED pieces count as ordinary ones, as in llama.cpp.
+    kinds = [TokenType.NORMAL if kind == TokenType.USER_DEFINED else TokenType(kind) for _, _, kind in pieces]
+    for i in range(len(pieces), n_vocab):
+        tokens.append(b"[PAD%d]" % i)
+        scores.append(_UNUSED_SCORE)
+        kinds.append(TokenType.UNUSED)
+    for index, text, special in _added_to_pieces(folder, n_vocab):
+        tokens[index] = (text if special else text.replace("\u2581", " ")).encode()
+        scores[index] = _ADDED_SCORE
+        kinds[index] = TokenType.CONTROL if special else TokenType.USER_DEFINED
+    out = {Keys.Tokenizer.MODEL: _text("llama"), Keys.Tokenizer.PRE: _text("default")}
+    out |= _table(tokens, scores, kinds)
+    out |= _special(folder, load_merges=False)
+    if model_type.startswith("gemma"):
+        out[Keys.Tokenizer.ADD_PREFIX] = GGUFValue(GGUFValueType.BOOL, None, False)
+    return out
+
+
+def _added_to_pieces(folder: Path, n_vocab: int) -> list[tuple[int, str, bool]]:
+    path = folder / "tokenizer_config.json"
+    decoder = read_json(path).get("added_tokens_decoder") if path.is_file() else None
+    if decoder is None:
+        return []
+    out = []
+    for key, entry in decoder.items() if isinstance(decoder, dict) else [("", None)]:
+        text = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(text, str) or not key.isdecimal() or int(key) >= n_vocab:
+            raise FormatError(f"{path}: added_tokens_decoder has {key!r}: {text!r}, but ids below {n_vocab} are needed")
+        out.append((int(key), text, bool(entry.get("special")) or _looks_special(text)))
     return out
 
 
@@ -80,6 +125,10 @@ def _text(value: str) -> GGUFValue:
 
 
 def _token_table(path: Path, data: dict[str, Any], n_vocab: int) -> tuple[list[str], list[TokenType]]:
+    model = data.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict):
+        raise FormatError(f"{path}: model.vocab is not an object; only BPE tokenizers are read here ({_ADVICE})")
     texts: list[str | None] = [None] * n_vocab
     kinds = [TokenType.UNUSED] * n_vocab
 
@@ -91,7 +140,7 @@ def _token_table(path: Path, data: dict[str, Any], n_vocab: int) -> tuple[list[s
             )
         texts[index], kinds[index] = text, kind
 
-    for text, index in data["model"]["vocab"].items():
+    for text, index in vocab.items():
         place(text, index, TokenType.NORMAL)
     added = data.get("added_tokens") or []
     if not isinstance(added, list) or any(not isinstance(entry, dict) for entry in added):
@@ -144,10 +193,10 @@ def _pre_tokenizer(data: dict[str, Any]) -> str | None:
     return None
 
 
-def _special(folder: Path) -> dict[str, GGUFValue]:
+def _special(folder: Path, load_merges: bool = True) -> dict[str, GGUFValue]:
     logging.getLogger("gguf.vocab").setLevel(logging.ERROR)
     try:
-        vocab = SpecialVocab(folder, load_merges=True)
+        vocab = SpecialVocab(folder, load_merges=load_merges)
     except Exception as e:  # the gguf package raises whatever a malformed file happens to trip
         raise FormatError(f"{folder}: the special tokens cannot be read: {e!r}") from None
     out: dict[str, GGUFValue] = {}

@@ -7,16 +7,16 @@ confidence head is one row.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 from gguf.quants import quantize
-from numpy.typing import NDArray
 
 from ..errors import ArgumentError, FormatError
-from .weights import BF16, Weight, as_f32, is_finite
+from .weights import BF16, AnyArray, Weight, as_f32, is_finite
 
 __all__ = ["OUTTYPES", "FILE_TYPES", "resolve_outtype", "storage_type", "encode", "encoded_size"]
 
@@ -56,13 +56,13 @@ def resolve_outtype(outtype: str, weights: Iterable[Weight]) -> str:
     return names.get(count.most_common(1)[0][0], "f32") if count else "f32"
 
 
-def storage_type(name: str, shape: tuple[int, ...], outtype: str) -> GGMLQuantizationType:
+def storage_type(name: str, shape: tuple[int, ...], outtype: str, quantize_heads: bool = False) -> GGMLQuantizationType:
     """The type that one tensor is stored as. Shapes: NumPy order."""
     if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):
         return Q.F32
     kind = _TYPES[outtype]
     if kind in _QUANTISED:
-        if name in _KEPT_F16:
+        if name in _KEPT_F16 and not quantize_heads:
             return Q.F16
         if name in _KEPT_Q8:
             kind = Q.Q8_0
@@ -74,17 +74,19 @@ def storage_type(name: str, shape: tuple[int, ...], outtype: str) -> GGMLQuantiz
 def encoded_size(kind: GGMLQuantizationType, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor of this type and shape."""
     block, size = GGML_QUANT_SIZES[kind]
-    return int(np.prod(shape, dtype=np.int64)) // block * size
+    return math.prod(shape) // int(block) * int(size)
 
 
-def encode(values: NDArray, kind: GGMLQuantizationType, name: str) -> NDArray:
+def encode(values: AnyArray, kind: GGMLQuantizationType, name: str) -> AnyArray:
     """Some rows of a tensor, as they are stored.
 
     Raises: FormatError where a value is NaN or infinite, or does not fit in the type.
     """
     if not is_finite(values):
         bad = np.argwhere(~np.isfinite(as_f32(values)))[0]
-        raise FormatError(f"tensor {name}: {as_f32(values)[tuple(bad)]} among its values, but finite numbers are needed")
+        raise FormatError(
+            f"tensor {name}: {as_f32(values)[tuple(bad)]} among its values, but finite numbers are needed"
+        )
     if kind is Q.I64:
         return values.astype("<i8", copy=False)
     if kind is Q.BF16:
@@ -97,7 +99,7 @@ def encode(values: NDArray, kind: GGMLQuantizationType, name: str) -> NDArray:
     if kind is Q.F16:
         with np.errstate(over="ignore"):
             return _checked(wide.astype(np.float16), values, kind, name)
-    packed = quantize(wide, kind)
+    packed: AnyArray = quantize(wide, kind)
     # The block's scale is an f16: a large value overflows it and the whole block becomes infinite.
     block, _ = GGML_QUANT_SIZES[kind]
     limit = 65504.0 * (127 if kind is Q.Q8_0 else 8)
@@ -106,12 +108,14 @@ def encode(values: NDArray, kind: GGMLQuantizationType, name: str) -> NDArray:
     return packed
 
 
-def _checked(out: NDArray, values: NDArray, kind: GGMLQuantizationType, name: str) -> NDArray:
+def _checked(out: AnyArray, values: AnyArray, kind: GGMLQuantizationType, name: str) -> AnyArray:
     if not is_finite(out):
         raise _too_large(values, kind, name)
     return out
 
 
-def _too_large(values: NDArray, kind: GGMLQuantizationType, name: str) -> FormatError:
+def _too_large(values: AnyArray, kind: GGMLQuantizationType, name: str) -> FormatError:
     largest = float(np.abs(values.astype(np.float64)).max())
-    return FormatError(f"tensor {name}: a value of magnitude {largest:.6g} does not fit in {kind.name}; use bf16 or f32")
+    return FormatError(
+        f"tensor {name}: a value of magnitude {largest:.6g} does not fit in {kind.name}; use bf16 or f32"
+    )

@@ -15,10 +15,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import FileError, FormatError
-from .weights import BF16, Weight
+from .weights import BF16, AnyArray, Weight
 
 __all__ = ["SafetensorsFile", "StoredWeight"]
 
@@ -57,11 +56,14 @@ class StoredWeight(Weight):
         """Size in the file."""
         return self.n_elements * self.dtype.itemsize
 
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         n_rows = self.shape[0] if self.shape else 1
         row = self.n_elements // max(1, n_rows)
         data = np.frombuffer(
-            self.file.map, self.dtype, count=(stop - start) * row, offset=self.offset + start * row * self.dtype.itemsize
+            self.file.map,
+            self.dtype,
+            count=(stop - start) * row,
+            offset=self.offset + start * row * self.dtype.itemsize,
         )
         return data.reshape((stop - start, *self.shape[1:]))
 
@@ -69,8 +71,9 @@ class StoredWeight(Weight):
         """The bytes as stored."""
         return memoryview(self.file.map)[self.offset : self.offset + self.n_bytes]
 
-    def release(self) -> None:
-        self.file.release(self.offset, self.n_bytes)
+    def release(self, start: int, stop: int) -> None:
+        row = self.n_bytes // max(1, self.shape[0] if self.shape else 1)
+        self.file.release(self.offset + start * row, (stop - start) * row)
 
 
 class SafetensorsFile:
@@ -118,7 +121,9 @@ class SafetensorsFile:
         except (ValueError, RecursionError) as e:
             raise FileError(f"{self.path}: the safetensors header is not valid JSON: {e}") from None
         if not isinstance(header, dict):
-            raise FileError(f"{self.path}: the safetensors header is a {type(header).__name__}, but an object is needed")
+            raise FileError(
+                f"{self.path}: the safetensors header is a {type(header).__name__}, but an object is needed"
+            )
         return header
 
     def _tensor(self, name: str, entry: Any) -> tuple[StoredWeight, tuple[int, int]]:
@@ -159,7 +164,7 @@ class SafetensorsFile:
             raise FileError(f"{self.path}: {self._n_data} bytes of data, but its tensors take {at}")
 
     def release(self, offset: int, n_bytes: int) -> None:
-        """Tell the system that these pages are no longer needed: resident memory then stays near one tensor."""
-        if hasattr(self.map, "madvise"):
+        """Tell the system that these pages are no longer needed: resident memory then stays small."""
+        if hasattr(self.map, "madvise") and n_bytes > 0:
             start = offset - offset % mmap.PAGESIZE
             self.map.madvise(mmap.MADV_DONTNEED, start, offset + n_bytes - start)

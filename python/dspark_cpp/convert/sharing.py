@@ -25,10 +25,11 @@ _SAME_FLOAT, _SAME_QUANTISED = 0.02, 0.25
 def _distance(mine: Weight, theirs: Weight) -> float:
     rows = np.unique(np.linspace(0, mine.shape[0] - 1, _SAMPLED_ROWS).astype(int))
     difference = size = 0.0
-    for row in rows:
-        a, b = as_f32(mine.rows(row, row + 1)), as_f32(theirs.rows(row, row + 1))
-        difference += float(np.square(a - b, dtype=np.float64).sum())
-        size += float(np.square(b, dtype=np.float64).sum())
+    with np.errstate(invalid="ignore", over="ignore"):
+        for row in rows:
+            a, b = as_f32(mine.rows(row, row + 1)), as_f32(theirs.rows(row, row + 1))
+            difference += float(np.square(a - b, dtype=np.float64).sum())
+            size += float(np.square(b, dtype=np.float64).sum())
     return float(np.sqrt(difference / size)) if size > 0 else float(difference > 0)
 
 
@@ -72,7 +73,9 @@ def decide_sharing(draft: Draft, target: Target, self_contained: bool) -> None:
         else:
             compared = "copies of the target's" if None not in verdicts else "taken to be copies of the target's"
             draft.embeddings = draft.head = None
-            draft.notes.append(f"embedding and head: the target's ({' and '.join(shipped)} in the checkpoint: {compared})")
+            draft.notes.append(
+                f"embedding and head: the target's ({' and '.join(shipped)} in the checkpoint: {compared})"
+            )
 
 
 def _fill(draft: Draft, target: Target) -> None:

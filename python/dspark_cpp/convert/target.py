@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def open_target(path: Path) -> Target:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
-        raise FileError(f"{path}: no such target; a GGUF file or a folder with config.json and tokenizer.json is needed")
+        raise FileError(
+            f"{path}: no such target; a GGUF file or a folder with config.json and tokenizer.json is needed"
+        )
     return _open_gguf(path)
 
 
@@ -109,7 +112,7 @@ def _open_folder(folder: Path) -> Target:
     n_vocab = config.integer("vocab_size", least=1)
     tokenizer = read_tokenizer(folder, config, n_vocab)
     rope = config.table("rope_parameters") or config.table("rope_scaling") or {}
-    tensors = open_tensors(folder) if any(folder.glob("*.safetensors")) else {}
+    tensors: Mapping[str, Weight] = open_tensors(folder) if any(folder.glob("*.safetensors")) else {}
     embeddings = _first(tensors, "embed_tokens.weight", "tok_embeddings.weight")
     head = _first(tensors, "lm_head.weight", "output.weight")
     return Target(
@@ -126,7 +129,7 @@ def _open_folder(folder: Path) -> Target:
     )
 
 
-def _first(tensors: dict[str, Weight] | dict, *endings: str) -> Weight | None:
+def _first(tensors: Mapping[str, Weight], *endings: str) -> Weight | None:
     for ending in endings:
         for name, weight in tensors.items():
             if (name == ending or name.endswith("." + ending)) and "mtp" not in name and "visual" not in name:

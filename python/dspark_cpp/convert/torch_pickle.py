@@ -89,11 +89,11 @@ def _walk(data: bytes) -> Any:
         elif name == "TUPLE":
             stack.append(tuple(pop_to_mark()))
         elif name in ("BINPUT", "LONG_BINPUT"):
-            memo[arg] = stack[-1]
+            memo[int(arg or 0)] = stack[-1]
         elif name == "MEMOIZE":
             memo[len(memo)] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[arg])
+            stack.append(memo[int(arg or 0)])
         elif name == "GLOBAL":
             stack.append(_Global(arg))
         elif name == "STACK_GLOBAL":
@@ -163,5 +163,7 @@ def read_mask_embedding(folder: Path, mask_token_id: int, n_embd: int) -> NDArra
     n_stored = len(raw) // tensor.storage.dtype.itemsize
     if tensor.shape != (n_embd,) or tensor.stride != (1,) or tensor.offset + n_embd > n_stored:
         raise FormatError(f"{path}: embedding has shape {list(tensor.shape)}, but [{n_embd}] is needed")
-    stored = np.frombuffer(raw, tensor.storage.dtype, count=n_embd, offset=tensor.offset * tensor.storage.dtype.itemsize)
+    stored = np.frombuffer(
+        raw, tensor.storage.dtype, count=n_embd, offset=tensor.offset * tensor.storage.dtype.itemsize
+    )
     return as_f32(stored)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BF16", "Weight", "ArrayWeight", "PermutedWeight", "PatchedWeight", "as_f32", "is_finite"]
+__all__ = ["BF16", "AnyArray", "Weight", "ArrayWeight", "PermutedWeight", "PatchedWeight", "as_f32", "is_finite"]
+
+AnyArray: TypeAlias = NDArray[Any]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -23,7 +26,7 @@ CHUNK_ELEMENTS = 4 << 20
 _INF_BITS = {np.dtype(np.float16): 0x7C00, BF16: 0x7F80, np.dtype(np.float32): 0x7F800000}
 
 
-def as_f32(values: NDArray) -> NDArray[np.float32]:
+def as_f32(values: AnyArray) -> NDArray[np.float32]:
     """The same values as float32; exact for f16 and bf16."""
     if values.dtype == BF16:  # a shift is several times faster than ml_dtypes' element-wise cast
         wide = np.left_shift(values.view(np.uint16), 16, dtype=np.uint32, casting="unsafe")
@@ -31,15 +34,16 @@ def as_f32(values: NDArray) -> NDArray[np.float32]:
     return values.astype(np.float32, copy=False)
 
 
-def is_finite(values: NDArray) -> bool:
+def is_finite(values: AnyArray) -> bool:
     """Whether no element is NaN or infinite."""
     if values.size == 0:
         return True
     limit = _INF_BITS.get(values.dtype)
     if limit is None:
         return bool(np.isfinite(values).all())
-    bits = values.view(np.uint16 if values.itemsize == 2 else np.uint32)
-    return int((bits & bits.dtype.type((1 << (8 * values.itemsize - 1)) - 1)).max()) < limit
+    if values.itemsize == 2:
+        return int((values.view(np.uint16) & np.uint16(0x7FFF)).max()) < limit
+    return int((values.view(np.uint32) & np.uint32(0x7FFFFFFF)).max()) < limit
 
 
 class Weight(ABC):
@@ -50,26 +54,28 @@ class Weight(ABC):
     dtype: np.dtype
 
     @abstractmethod
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         """Rows start..stop-1 (elements, for a vector), in `dtype`."""
 
-    def release(self) -> None:  # noqa: B027 - most weights hold nothing to let go of
-        """Let go of pages that reading has brought into memory."""
+    def release(self, start: int, stop: int) -> None:  # noqa: B027 - most weights hold nothing to let go of
+        """Let go of the pages that reading rows start..stop-1 has brought into memory."""
 
     @property
     def n_elements(self) -> int:
         """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
-    def chunks(self) -> Iterator[NDArray]:
+    def chunks(self) -> Iterator[AnyArray]:
         """The whole tensor as consecutive ranges of rows, each of about CHUNK_ELEMENTS elements."""
         n_rows = self.shape[0] if self.shape else 1
         row = max(1, self.n_elements // max(1, n_rows))
         step = max(1, CHUNK_ELEMENTS // row)
         for start in range(0, n_rows, step):
-            yield self.rows(start, min(start + step, n_rows))
+            stop = min(start + step, n_rows)
+            yield self.rows(start, stop)
+            self.release(start, stop)
 
-    def whole(self) -> NDArray:
+    def whole(self) -> AnyArray:
         """The whole tensor."""
         return self.rows(0, self.shape[0])
 
@@ -77,11 +83,11 @@ class Weight(ABC):
 class ArrayWeight(Weight):
     """A small weight made here, such as rotary divisors."""
 
-    def __init__(self, name: str, values: NDArray) -> None:
+    def __init__(self, name: str, values: AnyArray) -> None:
         self.name, self.values = name, values
         self.shape, self.dtype = values.shape, values.dtype
 
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         return self.values[start:stop]
 
 
@@ -95,15 +101,15 @@ class PermutedWeight(Weight):
         self.inner, self.head_dim = inner, head_dim
         self.name, self.shape, self.dtype = inner.name, inner.shape, inner.dtype
 
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         d = self.head_dim
         first, last = start // d, -(-stop // d)
         block = self.inner.rows(first * d, last * d)
         heads = block.reshape(last - first, d // 2, 2, *block.shape[1:]).swapaxes(1, 2).reshape(block.shape)
         return heads[start - first * d : stop - first * d]
 
-    def release(self) -> None:
-        self.inner.release()
+    def release(self, start: int, stop: int) -> None:
+        self.inner.release(start, stop)
 
 
 class PatchedWeight(Weight):
@@ -112,17 +118,17 @@ class PatchedWeight(Weight):
     Shapes: inner (rows, columns); row (columns,).
     """
 
-    def __init__(self, inner: Weight, index: int, row: NDArray) -> None:
+    def __init__(self, inner: Weight, index: int, row: AnyArray) -> None:
         self.inner, self.index = inner, index
         self.name, self.shape, self.dtype = inner.name, inner.shape, inner.dtype
         self.row = as_f32(row).astype(inner.dtype)
 
-    def rows(self, start: int, stop: int) -> NDArray:
+    def rows(self, start: int, stop: int) -> AnyArray:
         block = self.inner.rows(start, stop)
         if start <= self.index < stop:
             block = block.copy()
             block[self.index - start] = self.row
         return block
 
-    def release(self) -> None:
-        self.inner.release()
+    def release(self, start: int, stop: int) -> None:
+        self.inner.release(start, stop)

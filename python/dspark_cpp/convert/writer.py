@@ -10,12 +10,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, size_label
 
 from ..errors import FileError, FormatError
-from .gguf_file import GGUFValue
+from .gguf_file import GGUFValue, GGUFWeight
 from .normal_form import Draft
 from .outtype import FILE_TYPES, encode, encoded_size, storage_type
 from .weights import ArrayWeight, Weight
@@ -209,15 +210,17 @@ def _write_header(path: Path, arch: str, metadata: dict[str, GGUFValue], tensors
     writer.close()
 
 
-def _write_data(f, tensor: Tensor, advance: Callable[[int], None] | None) -> None:  # type: ignore[no-untyped-def]
+def _write_data(f: BinaryIO, tensor: Tensor, advance: Callable[[int], None] | None) -> None:
     written = 0
-    for chunk in tensor.weight.chunks():
-        stored = encode(chunk, tensor.kind, tensor.name)
-        f.write(np.ascontiguousarray(stored).view(np.uint8).data)
-        written += stored.nbytes
-        if advance:
-            advance(chunk.nbytes)
-    tensor.weight.release()
+    if isinstance(tensor.weight, GGUFWeight) and tensor.weight.is_quantised and tensor.weight.type is tensor.kind:
+        written = f.write(tensor.weight.raw())  # decoding and encoding blocks again could move values
+    else:
+        for chunk in tensor.weight.chunks():
+            stored = encode(chunk, tensor.kind, tensor.weight.name)  # the checkpoint's own name, if it must be named
+            f.write(np.ascontiguousarray(stored).view(np.uint8).data)
+            written += stored.nbytes
+            if advance:
+                advance(chunk.nbytes)
     if written != tensor.n_bytes:
         raise FormatError(f"tensor {tensor.name}: {written} bytes were made, but its header says {tensor.n_bytes}")
     f.write(bytes(-written % _ALIGNMENT))

@@ -6,10 +6,10 @@ from types import ModuleType
 
 from ...errors import FormatError
 from ..checkpoint import Checkpoint
+from ..fields.source import Source
 from ..normal_form import Draft
 from ..target import Target
 from . import deepspec_gemma4, deepspec_qwen3, dflash, flat_aux, specforge, speculators
-from .common import Source
 from .refused import refuse_other_families
 
 __all__ = ["SCHEMAS", "find_schema", "read_draft"]
@@ -18,9 +18,7 @@ __all__ = ["SCHEMAS", "find_schema", "read_draft"]
 # speculators (either layout) alike, so the shape of the config goes first.
 SCHEMAS: tuple[ModuleType, ...] = (speculators, deepspec_gemma4, flat_aux, specforge, deepspec_qwen3, dflash)
 
-ARCHITECTURES = tuple(
-    dict.fromkeys(name for schema in SCHEMAS for name in getattr(schema, "ARCHITECTURES", ()))
-)
+ARCHITECTURES = tuple(dict.fromkeys(name for schema in SCHEMAS for name in getattr(schema, "ARCHITECTURES", ())))
 
 
 def find_schema(checkpoint: Checkpoint) -> ModuleType:

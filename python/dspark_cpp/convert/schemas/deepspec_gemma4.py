@@ -10,23 +10,14 @@ import math
 from collections.abc import Iterator
 
 from ..checkpoint import Checkpoint
+from ..fields.heads import read_heads
+from ..fields.rope import read_rope
+from ..fields.slots import read_layer_ids, read_layout, read_mask_token
+from ..fields.source import Sizes, Source, read_activation, read_sizes
+from ..fields.tensors import Mapped, root_tensors, take_weights
+from ..fields.vocabulary import read_draft_vocabulary
+from ..fields.window import read_window
 from ..normal_form import Draft
-from .common import (
-    Mapped,
-    Sizes,
-    Source,
-    read_activation,
-    read_draft_vocabulary,
-    read_heads,
-    read_layer_ids,
-    read_layout,
-    read_mask_token,
-    read_rope,
-    read_sizes,
-    read_window,
-    root_tensors,
-    take_weights,
-)
 from .qwen3_backbone import read_softcap
 
 NAME = "deepspec-gemma4"

@@ -7,8 +7,8 @@ Source: DeepSpec, deepspec/models (Qwen3DSparkModel).
 from __future__ import annotations
 
 from ..checkpoint import Checkpoint
+from ..fields.source import Source
 from ..normal_form import Draft
-from .common import Source
 from .qwen3_backbone import Rules, read_qwen3_draft
 
 NAME = "deepspec"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint
+from ..fields.slots import INPUT_IDS
+from ..fields.source import Source
 from ..normal_form import Draft
-from .common import INPUT_IDS, Source
 from .qwen3_backbone import Rules, read_qwen3_draft
 
 NAME = "flat-aux"

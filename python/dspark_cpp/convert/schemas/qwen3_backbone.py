@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..fields.heads import read_heads
+from ..fields.rope import read_rope
+from ..fields.slots import read_layer_ids, read_layout, read_mask_token
+from ..fields.source import Source, read_activation, read_sizes
+from ..fields.tensors import qwen3_layer, root_tensors, take_weights
+from ..fields.vocabulary import read_draft_vocabulary
+from ..fields.window import read_window
 from ..normal_form import Draft
 from ..torch_pickle import read_mask_embedding
-from .common import (
-    Source,
-    qwen3_layer,
-    read_activation,
-    read_draft_vocabulary,
-    read_heads,
-    read_layer_ids,
-    read_layout,
-    read_mask_token,
-    read_rope,
-    read_sizes,
-    read_window,
-    root_tensors,
-    take_weights,
-)
 
 __all__ = ["Rules", "read_qwen3_draft"]
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from ...errors import FormatError
 from ..checkpoint import Checkpoint
 from ..config import Config
+from ..fields.source import Source
 from ..normal_form import Draft
-from .common import Source
 from .qwen3_backbone import Rules, read_qwen3_draft
 
 NAME = "speculators"

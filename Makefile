@@ -1,0 +1,57 @@
+# Everything a developer or CI runs. A virtual environment is made in .venv on first use; it needs Python >= 3.10 with
+# venv and pip, and a C++ compiler.  Installing llama-cpp-python compiles llama.cpp once (pip keeps the wheel).
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+LLAMA  := llama-cpp-python>=0.3.36,<0.3.37
+SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject.toml
+
+.PHONY: demo test san bench parity check fmt clean
+
+$(VENV)/.base:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q '$(LLAMA)' 'scikit-build-core>=0.10' 'cffi>=1.16' 'cmake>=3.26' ninja 'pybind11>=2.13'
+	touch $@
+
+# no build isolation: the headers come from the llama-cpp-python that is installed here
+$(VENV)/.demo: $(VENV)/.base $(SOURCES)
+	$(BIN)/python -m pip install -q --no-build-isolation '.[demo]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base $(SOURCES)
+	$(BIN)/python -m pip install -q --no-build-isolation -Ccmake.define.DSPARK_PROBE=ON '.[test,dev]'
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m dspark_cpp demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -q
+	$(MAKE) check
+
+parity: $(VENV)/.test
+	$(BIN)/python -m pytest -q tests/parity
+
+# the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+san: $(VENV)/.base
+	$(BIN)/cmake -S . -B build/san -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/san
+	cd build/san && $(abspath $(BIN))/ctest --output-on-failure
+
+bench: $(VENV)/.test
+	$(BIN)/python bench/round_cost.py
+
+check: $(VENV)/.test
+	$(BIN)/ruff check python tests bench
+	$(BIN)/ruff format --check python tests bench
+	$(BIN)/mypy
+
+fmt: $(VENV)/.test
+	$(BIN)/ruff check --fix python tests bench
+	$(BIN)/ruff format python tests bench
+
+clean:
+	rm -rf build $(VENV)

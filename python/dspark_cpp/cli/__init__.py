@@ -1,0 +1,64 @@
+"""The command line, `dspark-cpp` or `python -m dspark_cpp`: one module per subcommand.
+
+Generated text and reports go to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__, errors
+
+__all__ = ["main"]
+
+_COMMANDS = ("generate", "inspect", "convert", "demo", "doctor")
+
+
+class _Version(argparse.Action):
+    """Prints our version and those of what we are bound to; asked for only then, since it loads llama.cpp."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"dspark-cpp {__version__}")
+        try:
+            import llama_cpp
+
+            from .._native import lib, text
+
+            print(f"llama-cpp-python {llama_cpp.__version__}")
+            print(f"llama.cpp {text(lib.dspark_bound_llama_version())}, ggml {text(lib.dspark_bound_ggml_version())}")
+        except ImportError as exc:
+            print(f"llama.cpp: {exc}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dspark-cpp", description="DSpark speculative decoding for GGUF models")
+    parser.add_argument("--version", nargs=0, action=_Version, help="print the versions of all parts and exit")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in _COMMANDS:
+        importlib.import_module(f".{name}", __name__).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        code = args.func(args)
+        sys.stdout.flush()
+        return int(code or 0)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader has gone (`| head`); a second error at shutdown would be noise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (errors.DSparkError, OSError, ValueError) as exc:
+        print(f"dspark-cpp {args.command}: error: {exc}", file=sys.stderr)
+        return 1
