@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 def max_abs(seen: ArrayLike, wanted: ArrayLike, what: str) -> tuple[float, tuple[int, ...]]:
     """Largest absolute difference and its index; the shapes must agree and neither side may hold a NaN."""
-    a, b = np.asarray(seen, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
+    a, b = np.atleast_1d(np.asarray(seen, dtype=np.float64)), np.atleast_1d(np.asarray(wanted, dtype=np.float64))
     assert a.shape == b.shape, f"{what}: shape {a.shape}, expected {b.shape}"
     if a.size == 0:
         return 0.0, ()
@@ -27,7 +27,7 @@ def assert_close(seen: ArrayLike | None, wanted: ArrayLike, atol: float, what: s
     diff, at = max_abs(seen, wanted, what)
     assert diff <= atol, (
         f"{what}: max-abs {diff:.3g} at {at} "
-        f"({np.asarray(seen)[at]:.7g}, expected {np.asarray(wanted)[at]:.7g}), allowed {atol:.3g}"
+        f"({np.atleast_1d(seen)[at]:.7g}, expected {np.atleast_1d(wanted)[at]:.7g}), allowed {atol:.3g}"
     )
     return diff
 

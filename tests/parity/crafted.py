@@ -108,13 +108,12 @@ def craft(
     for key, value in settings.items():
         _add_key(writer, f"dflash.{key}", value)
     for name, value in w.items():
-        array = np.asarray(value)
-        full_name = name if name == "d2t" or name.endswith(".bias") else f"{name}.weight"
-        if array.dtype == np.int64:
-            writer.add_tensor(full_name, array)
+        if name == "d2t":
+            writer.add_tensor(name, np.asarray(value, dtype=np.int64))
             continue
         kind = F32 if any(part in name for part in KEEPS_F32) else weight_type
-        writer.add_tensor(full_name, quantise(array.astype(np.float32), kind), raw_dtype=kind)
+        data = quantise(np.asarray(value, dtype=np.float32), kind)
+        writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", data, raw_dtype=kind)
     _write(writer)
     return path
 

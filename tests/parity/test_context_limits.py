@@ -6,6 +6,7 @@ import ctypes
 import re
 
 import llama_cpp
+import numpy as np
 import pytest
 from compare import assert_close, assert_same_bits
 from crafted import craft, features
@@ -82,6 +83,21 @@ def test_growth_past_512_cells_keeps_results(path, probe, first_append):
         assert_same_bits(draft.cache_rows(1, v), at_once.cache_rows(1, v), f"cache, v={v}")
 
 
+@pytest.mark.parametrize("n_last", [1, 2, 3, 4, 5])
+def test_the_last_cells_can_be_filled_in_any_chunk(path, probe, n_last):
+    """An injection handles a fixed number of rows; the unused ones must not fall behind the last cell."""
+    rows = features(512, WIDTH)
+    draft = probe.DraftProbe(str(path), n_ctx=512)
+    draft.append(rows[: 512 - n_last])
+    draft.flush()
+    draft.append(rows[512 - n_last :])
+    context = inject(load_draft(path), rows)
+    for il in range(2):
+        for v, wanted in ((False, context.k[il]), (True, context.v[il])):
+            seen = np.frombuffer(draft.cache_rows(il, v), np.float32).reshape(wanted.shape)
+            assert_close(seen, wanted, 1e-4, f"layer {il}, v={v}")
+
+
 def test_long_contexts_equal_the_reference(path, probe, record_property):
     """Past several growths, and at every remainder of the cells that attention looks at."""
     rows = features(1100, WIDTH)
@@ -121,11 +137,11 @@ def test_memory_does_not_exceed_what_n_ctx_needs(path, probe):
     assert draft.kv_size <= 257 * 2 * 2 * SHAPE["nkv"] * SHAPE["d"] * 4 * 1.01
 
 
-def test_memory_is_independent_of_the_targets_context(golden, converted, target_file, probe):
+def test_memory_is_independent_of_the_targets_context(golden, converted, tiny_path, probe):
     g = golden("spk-dspark-swa")
     sizes = []
     for n_ctx in (64, 1024):
-        llm = llama_cpp.Llama(str(target_file(g.target)), n_ctx=n_ctx, verbose=False)
+        llm = llama_cpp.Llama(str(tiny_path(g.target)), n_ctx=n_ctx, verbose=False)
         draft = probe.DraftProbe(str(converted(g.name, False)), ctypes.cast(llm.model, ctypes.c_void_p).value)
         draft.append(g.features[:50])
         draft.propose(3)

@@ -88,11 +88,13 @@ def test_borrowing_draft_equals_goldens(name, golden, converted, target, probe, 
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_borrowing_draft_equals_the_reference_with_the_targets_tables(name, golden, converted, target, target_file, probe):
+def test_borrowing_draft_equals_the_reference_with_the_targets_tables(
+    name, golden, converted, target, tiny_path, probe
+):
     """Tight where the goldens allow only a loose comparison: the reference borrows too."""
     g = golden(name)
     path = converted(name, False)
-    reference = load_draft(path, target_file(g.target))
+    reference = load_draft(path, tiny_path(g.target))
     context = inject(reference, g.features)
     draft = probe.DraftProbe(str(path), target(g.target))
     for p, _, _, out in propose_all(draft, g, probe.n_inject_rows):

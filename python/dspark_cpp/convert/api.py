@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..errors import ArgumentError, FileError
 from .checkpoint import Checkpoint
 from .normal_form import Draft
@@ -18,8 +19,6 @@ from .target import Target, open_target, tokens_sha256
 from .writer import draft_tensors, write_draft
 
 __all__ = ["ConvertReport", "Progress", "convert_checkpoint", "describe_checkpoint"]
-
-CONVERTER_VERSION = "1"
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str, int, int], None]
@@ -138,7 +137,7 @@ def convert_checkpoint(
             "tokens_sha256": token_hash,
             "source.format": draft.schema,
             "source.sha256": source_hash,
-            "source.converter": f"dspark-cpp converter {CONVERTER_VERSION}",
+            "source.converter": f"dspark-cpp {__version__}",
         },
         advance=_advance(progress, "writing", n_data),
     )

@@ -1,8 +1,8 @@
 """The tokenizer of a Hugging Face folder as GGUF metadata, read from its files alone.
 
-Byte-level BPE (Qwen, Llama 3, GPT-2 and kin), Gemma 4's BPE and SentencePiece are covered. llama.cpp names the pre-tokenizer by
-hashing what the transformers library makes of a test text; here it is told by the expressions in tokenizer.json, and an
-unknown one is refused, because a wrong name would change how the peer splits text.
+Byte-level BPE (Qwen, Llama 3, GPT-2 and kin), Gemma 4's BPE and SentencePiece are covered. llama.cpp names the
+pre-tokenizer by hashing what the transformers library makes of a test text; here it is told by the expressions in
+tokenizer.json, and an unknown one is refused, because a wrong name would change how the peer splits text.
 Source: get_vocab_base and Gemma4Model.set_vocab of llama.cpp's converter; regular expressions of its llama-vocab.cpp.
 """
 
@@ -113,10 +113,13 @@ def _added_to_pieces(folder: Path, n_vocab: int) -> list[tuple[int, str, bool]]:
         return []
     out = []
     for key, entry in decoder.items() if isinstance(decoder, dict) else [("", None)]:
-        text = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(text, str) or not key.isdecimal() or int(key) >= n_vocab:
-            raise FormatError(f"{path}: added_tokens_decoder has {key!r}: {text!r}, but ids below {n_vocab} are needed")
-        out.append((int(key), text, bool(entry.get("special")) or _looks_special(text)))
+        fields = entry if isinstance(entry, dict) else {}
+        text = fields.get("content")
+        if not isinstance(text, str) or not key.isdecimal() or len(key) > 9 or int(key) >= n_vocab:
+            raise FormatError(
+                f"{path}: added_tokens_decoder has {key[:20]!r}: {text!r}, but ids below {n_vocab} are needed"
+            )
+        out.append((int(key), text, bool(fields.get("special")) or _looks_special(text)))
     return out
 
 

@@ -1,7 +1,7 @@
 """The pieces of a SentencePiece tokenizer.model, read without the sentencepiece package.
 
-Source: sentencepiece_model.proto: ModelProto.pieces = 1 {piece = 1, score = 2, type = 3}. GGUF's token types have the same
-numbers as the piece types.
+Source: sentencepiece_model.proto: ModelProto.pieces = 1 {piece = 1, score = 2, type = 3}. GGUF's token types have the
+same numbers as the piece types.
 """
 
 from __future__ import annotations

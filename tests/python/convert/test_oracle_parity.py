@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ORACLES, target_of
+from convert_fixtures import ORACLES, target_of
 from dspark_cpp.convert import convert_checkpoint
 from dspark_cpp.convert.gguf_file import GGUFFile
 
@@ -78,7 +78,13 @@ def tensor_facts(file: GGUFFile) -> dict[str, tuple[list[int], str, str]]:
 
 def convert(name: str, tmp_path: Path, **options: Any) -> GGUFFile:
     out = tmp_path / "out.gguf"
-    convert_checkpoint(ORACLES / "drafts" / name, options.pop("target", None) or target_of(ORACLES, name), out, outtype="f32", **options)
+    convert_checkpoint(
+        ORACLES / "drafts" / name,
+        options.pop("target", None) or target_of(ORACLES, name),
+        out,
+        outtype="f32",
+        **options,
+    )
     return GGUFFile(out)
 
 
