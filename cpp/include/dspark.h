@@ -187,8 +187,12 @@ DSPARK_API dspark_status dspark_draft_check_target(const dspark_draft * draft, c
 /* The same from the target's GGUF file, of which only the header is read. */
 DSPARK_API dspark_status dspark_draft_check_target_file(const dspark_draft * draft, const char * target_path);
 
+/* Most slots of a block, and most tokens of a proposal. */
+#define DSPARK_BLOCK_MAX 128
+
 /* ---------------------------------------------------------------------------------------------------------------
- * Draft context: one sequence of a draft (its K/V cache).  One thread at a time.
+ * Draft context: one sequence of a draft (its K/V cache).  One call at a time: another one that
+ * arrives meanwhile, from a second thread, is refused with DSPARK_ERROR_STATE.
  * ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct dspark_draft_context dspark_draft_context;
@@ -203,12 +207,12 @@ typedef struct dspark_draft_context_params {
 
 DSPARK_API void dspark_draft_context_params_init(dspark_draft_context_params * params);
 
-/* One proposed block.  The pointers stay valid until the next call on the same context or session. */
+/* One proposed block. */
 typedef struct dspark_proposal {
-    int32_t         n;                 /* number of proposed tokens */
-    const int32_t * ids;               /* [n] */
-    const float *   confidence_logits; /* [n], or NULL without a confidence head; the sigmoid is P(accepted | earlier accepted) */
-    const float *   logits;            /* [n][n_vocab_draft] in draft rows, or NULL if not asked for */
+    int32_t n;              /* number of proposed tokens */
+    bool    has_confidence; /* else confidence_logits is unused */
+    int32_t ids[DSPARK_BLOCK_MAX];
+    float   confidence_logits[DSPARK_BLOCK_MAX]; /* the sigmoid is P(accepted | earlier accepted) */
 } dspark_proposal;
 
 /* target lends its embedding and head where the draft has none, and must outlive the context; it may be NULL for a
@@ -217,13 +221,23 @@ typedef struct dspark_proposal {
 DSPARK_API dspark_status dspark_draft_context_create(const dspark_draft * draft, const struct llama_model * target,
         const dspark_draft_context_params * params, dspark_draft_context ** out_context);
 
+/* Must not run beside another call on the same context.  NULL is allowed. */
 DSPARK_API void dspark_draft_context_free(dspark_draft_context * context);
 
-/* Number of positions whose features the context holds. */
-DSPARK_API int32_t dspark_draft_context_n_past(const dspark_draft_context * context);
+/* Frees what the context holds; every later call but _free() is refused.  Waits for a call of another thread to end.
+ * For hosts that cannot rule out such calls; the others only _free(). */
+DSPARK_API dspark_status dspark_draft_context_close(dspark_draft_context * context);
 
-/* Bytes of the K/V cache as it is now. */
-DSPARK_API size_t dspark_draft_context_kv_size(const dspark_draft_context * context);
+/* Number of positions whose features the context holds, bytes of its K/V cache as it is now, and the number of logits of
+ * one slot: rows of the draft's own or borrowed head. */
+typedef struct dspark_draft_context_state {
+    size_t  struct_size;
+    size_t  kv_size;
+    int32_t n_past;
+    int32_t n_logits;
+} dspark_draft_context_state;
+
+DSPARK_API dspark_status dspark_draft_context_get_state(dspark_draft_context * context, dspark_draft_context_state * state);
 
 /* Appends the features of the next n_rows positions: features is [n_rows][n_target_layers * n_embd] f32, a row
  * being the concatenated inputs of the tapped layers.  Any split of the rows over calls gives the same cache, bit
@@ -235,10 +249,11 @@ DSPARK_API dspark_status dspark_draft_context_rewind(dspark_draft_context * cont
 
 /* Proposes up to n_max tokens to follow anchor, the token at position n_past.  The block is always run at its full
  * trained size, so that a smaller n_max gives a prefix.  n is 0 when the block does not fit below n_ctx.
- * with_logits asks for the logits in draft rows.  Does not change the context.
+ * out_logits is NULL, or takes the logits in draft rows: [n_max][n_logits], of which the first n rows are written.
+ * Does not change the context.
  * Errors: DSPARK_ERROR_ARGUMENT (anchor outside the vocabulary, n_max < 1), _STATE (n_past is 0), _BACKEND. */
 DSPARK_API dspark_status dspark_draft_context_propose(dspark_draft_context * context, int32_t anchor, int32_t n_max,
-        bool with_logits, dspark_proposal * out_proposal);
+        float * out_logits, dspark_proposal * out_proposal);
 
 /* Spreads logits of draft rows over the target's vocabulary: out_logits is [n_vocab], -inf outside the draft's. */
 DSPARK_API dspark_status dspark_draft_scatter_logits(const dspark_draft * draft, const float * draft_logits,
@@ -256,7 +271,9 @@ DSPARK_API void          dspark_feature_tap_free(dspark_feature_tap * tap);
 DSPARK_API bool          dspark_feature_tap_callback(struct ggml_tensor * tensor, bool ask, void * tap);
 
 /* ---------------------------------------------------------------------------------------------------------------
- * Session: a target's context driven with a draft.  One thread at a time; different sessions side by side.
+ * Session: a target's context driven with a draft.  Different sessions run side by side; on one session there is one
+ * call at a time: another one that arrives meanwhile, from a second thread or from a drafter's callback, is refused
+ * with DSPARK_ERROR_STATE.
  * ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct dspark_session dspark_session;
@@ -294,7 +311,9 @@ DSPARK_API void dspark_session_params_init(dspark_session_params * params);
 
 /* Takes over sequence 0 of the target's context, which is emptied; the context must outlive the session and must not
  * be used by another session.  draft NULL: plain decoding.  A target that cannot forget single positions
- * (recurrent memory) is decoded plainly, and dspark_session_disabled_reason() says so.
+ * (recurrent memory) is decoded plainly, and disabled_reason of its state says so.
+ * The context must allow as many outputs as a round has rows (n_outputs_max 0, or at least 1 + the draft's n_draft_max):
+ * llama.cpp ends the process otherwise, and cannot be asked.
  * Errors: DSPARK_ERROR_MISMATCH, _ARGUMENT, _STATE (context has a session), _MEMORY. */
 DSPARK_API dspark_status dspark_session_create(struct llama_context * target, const dspark_draft * draft,
         const dspark_session_params * params, dspark_session ** out_session);
@@ -303,8 +322,13 @@ DSPARK_API dspark_status dspark_session_create(struct llama_context * target, co
 DSPARK_API dspark_status dspark_session_create_with_drafter(struct llama_context * target, const dspark_drafter * drafter,
         const dspark_session_params * params, dspark_session ** out_session);
 
-/* Leaves the tokens that the session has kept in the target's memory.  NULL is allowed. */
+/* Leaves the tokens that the session has kept in the target's memory.  Must not run beside another call on the same
+ * session.  NULL is allowed. */
 DSPARK_API void dspark_session_free(dspark_session * session);
+
+/* Frees what the session holds; every later call but _free() is refused.  Waits for a call of another thread to end;
+ * refused from inside one of the session's own calls.  For hosts that cannot rule out such calls. */
+DSPARK_API dspark_status dspark_session_close(dspark_session * session);
 
 /* Decodes at most one target batch (n_batch tokens) of the given tokens, appended to the sequence; *out_n tells how
  * many it took, so that a caller can react to signals between batches.  An open round is settled first, and a token
@@ -333,20 +357,20 @@ DSPARK_API dspark_status dspark_session_settle(dspark_session * session);
  * No logits are left: append at least one token before the next dspark_session_next(). */
 DSPARK_API dspark_status dspark_session_rewind(dspark_session * session, int32_t n_tokens);
 
-/* Tokens in the target's memory, the limit of the sequence, and the tokens themselves ([n_tokens], valid until
- * the next call). */
-DSPARK_API int32_t         dspark_session_n_tokens(const dspark_session * session);
-DSPARK_API int32_t         dspark_session_n_ctx(const dspark_session * session);
-DSPARK_API const int32_t * dspark_session_tokens(const dspark_session * session);
+typedef struct dspark_session_state {
+    size_t       struct_size;
+    const char * disabled_reason; /* why the session does not draft (static text), NULL if it does */
+    const char * feature_source;  /* "layer taps", "evaluation callback" or "none" */
+    int32_t      n_tokens;        /* in the target's memory; the pending one is not counted */
+    int32_t      n_ctx;           /* longest sequence */
+    int32_t      n_draft_past;    /* positions whose features the drafter holds or will be given before its next proposal */
+    int32_t      pending;         /* the token returned last and not decoded yet, -1 if there is none */
+} dspark_session_state;
 
-/* Positions whose features the drafter holds or will be given before its next proposal. */
-DSPARK_API int32_t dspark_session_n_draft_past(const dspark_session * session);
+DSPARK_API dspark_status dspark_session_get_state(dspark_session * session, dspark_session_state * state);
 
-/* Why the session does not draft (static text), or NULL if it does. */
-DSPARK_API const char * dspark_session_disabled_reason(const dspark_session * session);
-
-/* Which source the features come from: "layer taps", "evaluation callback", or "none". */
-DSPARK_API const char * dspark_session_feature_source(const dspark_session * session);
+/* Copies the tokens in the target's memory: at most n_max to out_tokens, *out_n tells how many. */
+DSPARK_API dspark_status dspark_session_get_tokens(dspark_session * session, int32_t * out_tokens, int32_t n_max, int32_t * out_n);
 
 /* Counters since creation or the last reset. */
 typedef struct dspark_stats {
@@ -367,23 +391,24 @@ typedef struct dspark_stats {
     int64_t n_accepted_at[32]; /* of these, with slot k accepted */
 } dspark_stats;
 
-DSPARK_API dspark_status dspark_session_get_stats(const dspark_session * session, dspark_stats * stats);
-DSPARK_API void          dspark_session_reset_stats(dspark_session * session);
+DSPARK_API dspark_status dspark_session_get_stats(dspark_session * session, dspark_stats * stats);
+DSPARK_API dspark_status dspark_session_reset_stats(dspark_session * session);
 
 /* The round that the last dspark_session_next() sampled from. */
 typedef struct dspark_round {
-    size_t          struct_size;
-    int32_t         position;          /* of the anchor */
-    int32_t         anchor;
-    int32_t         n_drafted;
-    int32_t         n_accepted;        /* so far, as tokens are taken lazily */
-    int32_t         n_sampled;         /* rows of this round that were sampled so far */
-    const int32_t * drafted;           /* [n_drafted] */
-    const float *   confidence_logits; /* [n_drafted] or NULL */
+    size_t  struct_size;
+    int32_t position;       /* of the anchor */
+    int32_t anchor;
+    int32_t n_drafted;
+    int32_t n_accepted;     /* so far, as tokens are taken lazily */
+    int32_t n_sampled;      /* rows of this round that were sampled so far */
+    bool    has_confidence; /* else confidence_logits is unused */
+    int32_t drafted[DSPARK_BLOCK_MAX];
+    float   confidence_logits[DSPARK_BLOCK_MAX];
 } dspark_round;
 
 /* DSPARK_ERROR_STATE before the first round. */
-DSPARK_API dspark_status dspark_session_get_round(const dspark_session * session, dspark_round * round);
+DSPARK_API dspark_status dspark_session_get_round(dspark_session * session, dspark_round * round);
 
 /* cdef: end */
 

@@ -4,6 +4,8 @@
 #include "session.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -13,13 +15,57 @@ struct dspark_draft {
     std::shared_ptr<const dspark::draft_model> model;
 };
 
-struct dspark_draft_context {
-    std::unique_ptr<dspark::draft_context> context;
-    dspark::proposal                       last;
+// An object that admits one call at a time.  The flag is C++'s, not the host's: a host's lock can be lost to a signal that
+// arrives just after it was taken.
+template <typename T> class exclusive {
+  public:
+    explicit exclusive(std::unique_ptr<T> impl) : impl_(std::move(impl)) {}
+
+    // Runs body with the object; refuses to wait for another call.
+    template <typename F> void use(const char * what, F && body) {
+        if (busy_.exchange(true)) {
+            dspark::fail(DSPARK_ERROR_STATE, dspark::format("the %s is in use by another call; give each thread one of its own", what));
+        }
+        holder in(*this);
+        if (!impl_) {
+            dspark::fail(DSPARK_ERROR_STATE, dspark::format("the %s is closed", what));
+        }
+        body(*impl_);
+    }
+
+    // Waits for another thread's call to end.
+    void close(const char * what) {
+        while (busy_.exchange(true)) {
+            if (owner_ == std::this_thread::get_id()) {
+                dspark::fail(DSPARK_ERROR_STATE, dspark::format("the %s cannot be closed from inside one of its own calls", what));
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        holder in(*this);
+        impl_.reset();
+    }
+
+  private:
+    struct holder {
+        explicit holder(exclusive & e) : e_(e) { e_.owner_ = std::this_thread::get_id(); }
+        ~holder() {
+            e_.owner_ = std::thread::id();
+            e_.busy_  = false;
+        }
+        exclusive & e_;
+    };
+
+    std::unique_ptr<T>           impl_;
+    std::atomic<bool>            busy_{false};
+    std::atomic<std::thread::id> owner_{};
 };
 
-struct dspark_session {
-    std::unique_ptr<dspark::session> impl;
+struct dspark_draft_context : exclusive<dspark::draft_context> {
+    using exclusive::exclusive;
+};
+
+struct dspark_session : exclusive<dspark::session> {
+    using exclusive::exclusive;
 };
 
 // ggml's and llama.cpp's functions are called with dspark:: in this file: at global scope their names are also those of the headers.
@@ -68,6 +114,11 @@ draft_context::params context_params(const dspark_draft_context_params & from) {
     if (from.n_ctx < 0) {
         fail(DSPARK_ERROR_ARGUMENT, format("n_ctx of the draft is %d, expected 0 (no limit) or more", from.n_ctx));
     }
+    for (int32_t type : {from.type_k, from.type_v}) {
+        if (type < 0 || type >= GGML_TYPE_COUNT) {
+            fail(DSPARK_ERROR_ARGUMENT, format("type %d of the draft's cache is not a ggml type", type));
+        }
+    }
     draft_context::params to;
     to.n_threads = from.n_threads;
     to.type_k    = (ggml_type) from.type_k;
@@ -102,8 +153,8 @@ session::params session_params(const dspark_session_params & from) {
 class callback_drafter : public drafter {
   public:
     explicit callback_drafter(const dspark_drafter & from) : calls_(from) {
-        if (from.n_draft_max < 1 || from.n_draft_max > 256) {
-            fail(DSPARK_ERROR_ARGUMENT, format("drafter.n_draft_max is %d, expected 1 to 256", from.n_draft_max));
+        if (from.n_draft_max < 1 || from.n_draft_max > DSPARK_BLOCK_MAX) {
+            fail(DSPARK_ERROR_ARGUMENT, format("drafter.n_draft_max is %d, expected 1 to %d", from.n_draft_max, DSPARK_BLOCK_MAX));
         }
         if (from.n_target_layers < 0 || (from.n_target_layers > 0 && !from.target_layers)) {
             fail(DSPARK_ERROR_ARGUMENT, format("drafter.n_target_layers is %d with %s target_layers", from.n_target_layers, from.target_layers ? "its" : "no"));
@@ -146,6 +197,27 @@ class callback_drafter : public drafter {
     std::vector<int32_t> layers_;
     int32_t              n_past_ = 0;
 };
+
+// Runs body(draft_context &) as the context's one call.
+template <typename F> dspark_status with_context(dspark_draft_context * context, F && body) {
+    return guard([&] {
+        need(context, "context");
+        context->use("draft context", body);
+    });
+}
+
+// A list of at most DSPARK_BLOCK_MAX values into a struct's array.
+template <typename T> void copy_list(const std::vector<T> & from, T * to) {
+    std::copy_n(from.begin(), std::min<size_t>(from.size(), DSPARK_BLOCK_MAX), to);
+}
+
+// Runs body(session &) as the session's one call.
+template <typename F> dspark_status with_session(dspark_session * s, F && body) {
+    return guard([&] {
+        need(s, "session");
+        s->use("session", body);
+    });
+}
 
 } // namespace
 
@@ -388,56 +460,60 @@ dspark_status dspark_draft_context_create(const dspark_draft * draft, const stru
         need(out_context, "out_context");
         dspark_draft_context_params defaults;
         dspark_draft_context_params_init(&defaults);
-        auto context     = std::make_unique<dspark_draft_context>();
-        context->context = std::make_unique<draft_context>(draft->model, target, context_params(params ? *params : defaults));
-        *out_context     = context.release();
+        *out_context = new dspark_draft_context(std::make_unique<draft_context>(draft->model, target, context_params(params ? *params : defaults)));
     });
 }
 
 void dspark_draft_context_free(dspark_draft_context * context) {
-    delete context;
+    guard([&] { delete context; });
 }
 
-int32_t dspark_draft_context_n_past(const dspark_draft_context * context) {
-    return context ? context->context->n_past() : 0;
+dspark_status dspark_draft_context_close(dspark_draft_context * context) {
+    return guard([&] {
+        need(context, "context");
+        context->close("draft context");
+    });
 }
 
-size_t dspark_draft_context_kv_size(const dspark_draft_context * context) {
-    return context ? context->context->kv_size() : 0;
+dspark_status dspark_draft_context_get_state(dspark_draft_context * context, dspark_draft_context_state * state) {
+    return with_context(context, [&](draft_context & c) {
+        need_struct(state, "dspark_draft_context_state");
+        state->kv_size  = c.kv_size();
+        state->n_past   = c.n_past();
+        state->n_logits = c.n_logits();
+    });
 }
 
 dspark_status dspark_draft_context_append(dspark_draft_context * context, const float * features, int32_t n_rows) {
-    return guard([&] {
-        need(context, "context");
+    return with_context(context, [&](draft_context & c) {
         need(features, "features");
         if (n_rows < 1) {
             fail(DSPARK_ERROR_ARGUMENT, format("n_rows is %d, expected 1 or more", n_rows));
         }
-        context->context->append(features, n_rows);
+        c.append(features, n_rows);
     });
 }
 
 dspark_status dspark_draft_context_rewind(dspark_draft_context * context, int32_t n_past) {
-    return guard([&] {
-        need(context, "context");
-        context->context->rewind(n_past);
-    });
+    return with_context(context, [&](draft_context & c) { c.rewind(n_past); });
 }
 
-dspark_status dspark_draft_context_propose(dspark_draft_context * context, int32_t anchor, int32_t n_max, bool with_logits,
+dspark_status dspark_draft_context_propose(dspark_draft_context * context, int32_t anchor, int32_t n_max, float * out_logits,
                                            dspark_proposal * out_proposal) {
     if (out_proposal) {
         *out_proposal = {};
     }
-    return guard([&] {
-        need(context, "context");
+    return with_context(context, [&](draft_context & c) {
         need(out_proposal, "out_proposal");
-        context->context->propose(anchor, n_max, with_logits, context->last);
-        const proposal & last           = context->last;
-        out_proposal->n                 = (int32_t) last.ids.size();
-        out_proposal->ids               = last.ids.data();
-        out_proposal->confidence_logits = last.confidence_logits.empty() ? nullptr : last.confidence_logits.data();
-        out_proposal->logits            = last.logits.empty() ? nullptr : last.logits.data();
+        proposal drafted;
+        c.propose(anchor, n_max, out_logits != nullptr, drafted);
+        out_proposal->n              = (int32_t) drafted.ids.size();
+        out_proposal->has_confidence = !drafted.confidence_logits.empty();
+        copy_list(drafted.ids, out_proposal->ids);
+        copy_list(drafted.confidence_logits, out_proposal->confidence_logits);
+        if (out_logits) {
+            std::copy(drafted.logits.begin(), drafted.logits.end(), out_logits);
+        }
     });
 }
 
@@ -461,6 +537,9 @@ void dspark_feature_tap_free(dspark_feature_tap * tap) {
 bool dspark_feature_tap_callback(struct ggml_tensor * tensor, bool ask, void * tap) {
     // called by llama.cpp, which cannot take an exception; a missing row is noticed when the rows are collected
     bool go_on = !ask;
+    if (!tap) {
+        return go_on;
+    }
     guard([&] { go_on = static_cast<dspark_feature_tap *>(tap)->on_node(tensor, ask); });
     return go_on;
 }
@@ -490,7 +569,7 @@ dspark_status dspark_session_create(struct llama_context * target, const dspark_
         if (draft) {
             drafter = std::make_unique<draft_context>(draft->model, dspark::llama_get_model(target), context_params(given.draft));
         }
-        *out_session = new dspark_session{std::make_unique<session>(target, std::move(drafter), session_params(given))};
+        *out_session = new dspark_session(std::make_unique<session>(target, std::move(drafter), session_params(given)));
     });
 }
 
@@ -508,7 +587,8 @@ dspark_status dspark_session_create_with_drafter(struct llama_context * target, 
         }
         require_bound();
         const dspark_session_params given = session_params_or_default(params);
-        *out_session = new dspark_session{std::make_unique<session>(target, std::make_unique<callback_drafter>(*drafter), session_params(given))};
+        *out_session = new dspark_session(
+            std::make_unique<session>(target, std::make_unique<callback_drafter>(*drafter), session_params(given)));
     });
 }
 
@@ -516,15 +596,21 @@ void dspark_session_free(dspark_session * s) {
     guard([&] { delete s; });
 }
 
+dspark_status dspark_session_close(dspark_session * s) {
+    return guard([&] {
+        need(s, "session");
+        s->close("session");
+    });
+}
+
 dspark_status dspark_session_append(dspark_session * s, const int32_t * tokens, int32_t n_tokens, int32_t * out_n) {
     if (out_n) {
         *out_n = 0;
     }
-    return guard([&] {
-        need(s, "session");
+    return with_session(s, [&](session & impl) {
         need(tokens, "tokens");
         need(out_n, "out_n");
-        *out_n = s->impl->append(tokens, n_tokens);
+        *out_n = impl.append(tokens, n_tokens);
     });
 }
 
@@ -532,70 +618,67 @@ dspark_status dspark_session_next(dspark_session * s, struct llama_sampler * sam
     if (out_token) {
         *out_token = 0;
     }
-    return guard([&] {
-        need(s, "session");
+    return with_session(s, [&](session & impl) {
         need(out_token, "out_token");
-        *out_token = s->impl->next(sampler, n_draft_max);
+        *out_token = impl.next(sampler, n_draft_max);
     });
 }
 
 dspark_status dspark_session_settle(dspark_session * s) {
-    return guard([&] {
-        need(s, "session");
-        s->impl->settle();
-    });
+    return with_session(s, [&](session & impl) { impl.settle(); });
 }
 
 dspark_status dspark_session_rewind(dspark_session * s, int32_t n_tokens) {
-    return guard([&] {
-        need(s, "session");
-        s->impl->rewind(n_tokens);
+    return with_session(s, [&](session & impl) { impl.rewind(n_tokens); });
+}
+
+dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state * state) {
+    return with_session(s, [&](session & impl) {
+        need_struct(state, "dspark_session_state");
+        state->disabled_reason = impl.disabled_reason();
+        state->feature_source  = impl.source_name();
+        state->n_tokens        = impl.n_tokens();
+        state->n_ctx           = impl.n_ctx();
+        state->n_draft_past    = impl.n_draft_past();
+        state->pending         = impl.pending();
     });
 }
 
-int32_t dspark_session_n_tokens(const dspark_session * s) {
-    return s ? s->impl->n_tokens() : 0;
-}
-
-int32_t dspark_session_n_ctx(const dspark_session * s) {
-    return s ? s->impl->n_ctx() : 0;
-}
-
-const int32_t * dspark_session_tokens(const dspark_session * s) {
-    return s ? s->impl->tokens().data() : nullptr;
-}
-
-int32_t dspark_session_n_draft_past(const dspark_session * s) {
-    return s ? s->impl->n_draft_past() : 0;
-}
-
-const char * dspark_session_disabled_reason(const dspark_session * s) {
-    return s ? s->impl->disabled_reason() : nullptr;
-}
-
-const char * dspark_session_feature_source(const dspark_session * s) {
-    return s ? s->impl->source_name() : "none";
-}
-
-dspark_status dspark_session_get_stats(const dspark_session * s, dspark_stats * stats) {
-    return guard([&] {
-        need(s, "session");
-        need_struct(stats, "dspark_stats");
-        *stats = s->impl->stats();
-    });
-}
-
-void dspark_session_reset_stats(dspark_session * s) {
-    if (s) {
-        s->impl->reset_stats();
+dspark_status dspark_session_get_tokens(dspark_session * s, int32_t * out_tokens, int32_t n_max, int32_t * out_n) {
+    if (out_n) {
+        *out_n = 0;
     }
+    return with_session(s, [&](session & impl) {
+        need(out_tokens, "out_tokens");
+        need(out_n, "out_n");
+        *out_n = std::max(0, std::min(n_max, impl.n_tokens()));
+        std::copy_n(impl.tokens().begin(), *out_n, out_tokens);
+    });
 }
 
-dspark_status dspark_session_get_round(const dspark_session * s, dspark_round * round) {
-    return guard([&] {
-        need(s, "session");
+dspark_status dspark_session_get_stats(dspark_session * s, dspark_stats * stats) {
+    return with_session(s, [&](session & impl) {
+        need_struct(stats, "dspark_stats");
+        *stats = impl.stats();
+    });
+}
+
+dspark_status dspark_session_reset_stats(dspark_session * s) {
+    return with_session(s, [&](session & impl) { impl.reset_stats(); });
+}
+
+dspark_status dspark_session_get_round(dspark_session * s, dspark_round * round) {
+    return with_session(s, [&](session & impl) {
         need_struct(round, "dspark_round");
-        s->impl->get_round(*round);
+        const session::round_view last = impl.last_round();
+        round->position                = last.position;
+        round->anchor                  = last.anchor;
+        round->n_drafted               = last.result.n_drafted();
+        round->n_accepted              = last.result.n_accepted();
+        round->n_sampled               = last.n_sampled;
+        round->has_confidence          = !last.confidence_logits.empty();
+        copy_list(last.result.drafted(), round->drafted);
+        copy_list(last.confidence_logits, round->confidence_logits);
     });
 }
 

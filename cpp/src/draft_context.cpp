@@ -28,9 +28,6 @@ draft_context::draft_context(std::shared_ptr<const draft_model> model, const lla
     }
     const draft_hparams & hp = model_->hp;
     for (ggml_type type : {settings.type_k, settings.type_v}) {
-        if (type < 0 || type >= GGML_TYPE_COUNT || ggml_blck_size(type) == 0) {
-            fail(DSPARK_ERROR_ARGUMENT, format("type %d of the draft's cache is not a ggml type", (int) type));
-        }
         const bool is_known = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 || type == GGML_TYPE_Q8_0 ||
                               type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_0 || type == GGML_TYPE_Q5_1;
         if (!is_known || hp.n_embd_head % ggml_blck_size(type) != 0) {

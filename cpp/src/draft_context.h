@@ -36,6 +36,8 @@ class draft_context : public drafter {
     void propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out);
 
     const draft_model & model() const { return *model_; }
+    // Logits of one slot: rows of the own or borrowed head.
+    int32_t             n_logits() const { return (int32_t) shared_.output->ne[1]; }
     size_t              kv_size() const { return kv_buffer_ ? ggml_backend_buffer_get_size(kv_buffer_.get()) : 0; }
 
     // For tests: the values of a named node of the last proposal, and its shape; empty if there is none of that name.

@@ -154,7 +154,7 @@ class draft_loader {
 
     void read_block() {
         draft_hparams & hp = model->hp;
-        hp.block_size    = get_count("dflash.block_size", 256);
+        hp.block_size    = get_count("dflash.block_size", DSPARK_BLOCK_MAX);
         hp.target_layers = file.get_i32_array("dflash.target_layers");
         if (hp.target_layers.empty() || hp.target_layers.size() > 256) {
             file.refuse(format("dflash.target_layers has %zu ids, expected 1 to 256", hp.target_layers.size()));
@@ -233,7 +233,10 @@ class draft_loader {
                 file.refuse("the tensor " + name + " has shape " + shape_text(seen) + ", expected " + shape_text(ne));
             }
         }
-        const bool is_weight = seen->type == GGML_TYPE_F32 || seen->type == GGML_TYPE_F16 || seen->type == GGML_TYPE_BF16 || ggml_is_quantized(seen->type);
+        // q8_1 and q8_K are for the right side of products: ggml has no kernel that reads weights of them, and would crash
+        const bool is_right_side = seen->type == GGML_TYPE_Q8_1 || seen->type == GGML_TYPE_Q8_K;
+        const bool is_float      = seen->type == GGML_TYPE_F32 || seen->type == GGML_TYPE_F16 || seen->type == GGML_TYPE_BF16;
+        const bool is_weight     = is_float || (ggml_is_quantized(seen->type) && !is_right_side);
         if (how == use::plain ? seen->type != GGML_TYPE_F32 : !is_weight) {
             file.refuse("the tensor " + name + " has type " + ggml_type_name(seen->type) + ", expected " + (how == use::plain ? "f32" : "a float or quantised type"));
         }
@@ -420,9 +423,9 @@ class draft_loader {
 
     void check_shared_values() {
         const bool shared_kv = model->layers[0].wv == nullptr;
-        for (const draft_layer & layer : model->layers) {
-            if ((layer.wv == nullptr) != shared_kv) {
-                file.refuse("the tensor attn_v.weight is missing in some layers but not in all");
+        for (size_t il = 0; il < model->layers.size(); ++il) {
+            if ((model->layers[il].wv == nullptr) != shared_kv) {
+                file.refuse(format("the tensor blk.%zu.attn_v.weight is missing, although other layers have theirs", shared_kv ? 0 : il));
             }
         }
         // Gemma 4: V heads are normalised without weight; files that share K and V are of that kind
@@ -460,10 +463,15 @@ class draft_loader {
 
     void refuse_unused_tensors() {
         used.insert("d2t");
-        for (const std::string & name : file.tensor_names()) {
+        const std::vector<std::string> names = file.tensor_names();
+        for (const std::string & name : names) {
             if (!used.count(name)) {
                 file.refuse("the tensor " + name + " is not one that a draft of this kind uses");
             }
+        }
+        // optional tensors are missed by nobody, unless the writer says how many there are
+        if (file.has("dflash.tensor_count") && file.get_u32("dflash.tensor_count") != names.size()) {
+            file.refuse(format("the file has %zu tensors, expected dflash.tensor_count, %u", names.size(), file.get_u32("dflash.tensor_count")));
         }
     }
 
@@ -511,7 +519,9 @@ target_traits target_traits::of_model(const llama_model * model) {
     traits.n_embd       = llama_model_n_embd(model);
     traits.n_layer      = llama_model_n_layer(model);
     traits.tokens.resize((size_t) std::max(0, llama_vocab_n_tokens(vocab)));
-    for (size_t i = 0; i < traits.tokens.size(); ++i) {
+    // llama.cpp ends the process when a model without a vocabulary is asked for a text
+    const bool has_texts = llama_vocab_type(vocab) != LLAMA_VOCAB_TYPE_NONE;
+    for (size_t i = 0; has_texts && i < traits.tokens.size(); ++i) {
         const char * text = llama_vocab_get_text(vocab, (llama_token) i);
         traits.tokens[i]  = text ? text : "";
     }

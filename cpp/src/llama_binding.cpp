@@ -104,6 +104,19 @@ void bind(void * const * libraries, size_t n_libraries) {
         return;
     }
 
+    // a library that is refused must not stay half bound
+    struct undo_on_error {
+        ~undo_on_error() {
+            if (!bound) {
+#define DSPARK_UNLOAD(name) name = nullptr;
+                DSPARK_BOUND_FUNCTIONS(DSPARK_UNLOAD)
+#undef DSPARK_UNLOAD
+                llama_set_embeddings_layer_inp = nullptr;
+                llama_get_embeddings_layer_inp = nullptr;
+                llama_model_get_tensor         = nullptr;
+            }
+        }
+    } undo;
     std::string missing;
 #define DSPARK_LOAD(name)                                                                                             \
     name = reinterpret_cast<decltype(name)>(find_symbol(libraries, n_libraries, #name));                              \

@@ -73,7 +73,7 @@ void session::reset_stats() {
 }
 
 int32_t session::n_draft_past() const {
-    return draft_ ? draft_->n_past() + (round_open_ ? round_.row() + 1 : 0) : 0;
+    return draft_ ? draft_->n_past() + n_owed_ + (round_open_ ? round_.row() + 1 : 0) : 0;
 }
 
 // A host may decode on the same context behind our back; its cells must not be taken for ours.
@@ -104,10 +104,26 @@ void session::remove_target_tail() {
     }
 }
 
-void session::feed_drafter(const std::vector<float> & features, int32_t n_rows) {
-    if (draft_ && n_rows > 0) {
-        draft_->append(features.data(), n_rows);
+void session::owe_drafter(const std::vector<float> & features, int32_t n_rows) {
+    if (draft_) {
+        const size_t width = n_rows > 0 ? draft_->target_layers().size() * (size_t) llama_model_n_embd(target_.model()) : 0;
+        owed_features_.insert(owed_features_.end(), features.begin(), features.begin() + (ptrdiff_t) (width * (size_t) n_rows));
+        n_owed_ += n_rows;
     }
+}
+
+void session::pay_drafter() {
+    if (n_owed_ > 0) {
+        draft_->append(owed_features_.data(), n_owed_);
+        owed_features_.clear();
+        n_owed_ = 0;
+    }
+}
+
+// The newest rows are taken back.
+void session::forget_owed(int32_t n_rows) {
+    owed_features_.resize(owed_features_.size() / (size_t) n_owed_ * (size_t) (n_owed_ - n_rows));
+    n_owed_ -= n_rows;
 }
 
 // Rows 0 .. row() of the round belong to decoded, accepted tokens.
@@ -121,7 +137,8 @@ void session::close_round() {
         remove_target_tail();
     }
     stopwatch watch(stats_.t_draft_us);
-    feed_drafter(round_features_, round_.row() + 1);
+    owe_drafter(round_features_, round_.row() + 1);
+    pay_drafter();
 }
 
 void session::settle() {
@@ -153,8 +170,12 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     }
     try {
         stopwatch watch(stats_.t_inject_us);
-        feed_drafter(features, n);
+        owe_drafter(features, n);
+        pay_drafter();
     } catch (...) {
+        if (n_owed_ >= n) {
+            forget_owed(n);
+        }
         remove_target_tail();
         throw;
     }
@@ -165,7 +186,7 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
 }
 
 int32_t session::draft_limit(int32_t n_draft_max) const {
-    if (!draft_ || disabled_reason_ || draft_->n_past() != n_tokens()) {
+    if (!draft_ || disabled_reason_ || n_draft_past() != n_tokens()) {
         return 0;
     }
     int32_t n = draft_->n_draft_max();
@@ -188,6 +209,7 @@ void session::start_round(int32_t n_draft_max) {
     if (limit > 0) {
         const int64_t before = draft_->compute_us();
         stopwatch     watch(stats_.t_draft_us);
+        pay_drafter();
         draft_->propose(anchor, limit, drafted);
         stats_.t_draft_compute_us += draft_->compute_us() - before;
         drafted.truncate((size_t) limit);
@@ -268,22 +290,19 @@ void session::rewind(int32_t n_tokens_kept) {
     logits_row_ = -1;
     tokens_.resize((size_t) n_tokens_kept);
     remove_target_tail();
+    if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {
+        forget_owed(std::min(n_owed_, n_draft_past() - n_tokens_kept));
+    }
     if (draft_ && draft_->n_past() > n_tokens_kept) {
         draft_->rewind(n_tokens_kept);
     }
 }
 
-void session::get_round(dspark_round & out) const {
+session::round_view session::last_round() const {
     if (!has_round_) {
         fail(DSPARK_ERROR_STATE, "no round has been run yet");
     }
-    out.position          = round_pos_;
-    out.anchor            = round_anchor_;
-    out.n_drafted         = round_.n_drafted();
-    out.n_accepted        = round_.n_accepted();
-    out.n_sampled         = round_sampled_;
-    out.drafted           = round_.drafted().data();
-    out.confidence_logits = round_confidence_.empty() ? nullptr : round_confidence_.data();
+    return {round_pos_, round_anchor_, round_sampled_, round_, round_confidence_};
 }
 
 } // namespace dspark

@@ -3,7 +3,8 @@
 // Between calls, with n = tokens_.size():
 //   - the target's memory holds positions [0, n) and, while a round is open, its not yet accepted drafts behind them;
 //   - pending_ is the token returned last, standing at position n, not yet decoded (-1: none);
-//   - the drafter holds the features of [0, n), less those of an open round, which it is given when the round closes.
+//   - the drafter holds the features of [0, n), less those that it is owed: of an open round, given when the round closes, and
+//     of rows that it failed to take, offered again before its next proposal.
 #pragma once
 
 #include "drafter.h"
@@ -45,7 +46,17 @@ class session {
     const char *                 source_name() const { return target_.source_name(); }
     const dspark_stats &         stats() const { return stats_; }
     void                         reset_stats();
-    void                         get_round(dspark_round & out) const;
+    int32_t                      pending() const { return pending_; }
+
+    struct round_view {
+        int32_t                    position;
+        int32_t                    anchor;
+        int32_t                    n_sampled;
+        const verification &       result;
+        const std::vector<float> & confidence_logits;
+    };
+    // Throws DSPARK_ERROR_STATE before the first round.
+    round_view last_round() const;
 
   private:
     void    require_untouched() const;
@@ -54,7 +65,9 @@ class session {
     void    close_round();
     void    remove_target_tail();
     void    decode_again();
-    void    feed_drafter(const std::vector<float> & features, int32_t n_rows);
+    void    owe_drafter(const std::vector<float> & features, int32_t n_rows);
+    void    pay_drafter();
+    void    forget_owed(int32_t n_rows);
 
     // keeps two sessions off one context
     struct ownership {
@@ -82,6 +95,9 @@ class session {
     verification       round_;
     std::vector<float> round_confidence_; // logits
     std::vector<float> round_features_;   // [1 + n_drafted][m*H]
+
+    std::vector<float> owed_features_; // [n_owed_][m*H]
+    int32_t            n_owed_ = 0;
 
     dspark_stats stats_ = {};
 };

@@ -36,7 +36,7 @@ class target {
 
     llama_context *     ctx() const { return ctx_; }
     const llama_model * model() const { return llama_get_model(ctx_); }
-    int32_t             n_ctx() const { return (int32_t) llama_n_ctx(ctx_); }
+    int32_t             n_ctx() const { return (int32_t) llama_n_ctx_seq(ctx_); }
     int32_t             n_batch() const { return (int32_t) llama_n_batch(ctx_); }
     int32_t             n_vocab() const { return n_vocab_; }
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from . import errors
 from ._native import check, ffi, lib, model_pointer, path_bytes, require_llama, text
-from .params import context_params, devices
+from .params import context_params, devices, integer
 
 __all__ = ["Draft", "DraftContext", "Proposal"]
 
@@ -64,6 +64,8 @@ class Draft:
         else:
             params = ffi.new("dspark_draft_params *")
             lib.dspark_draft_params_init(params)
+            if device is not None and not isinstance(device, str):
+                raise errors.ArgumentError(f"device is {device!r}, expected the name of a ggml device")
             name = ffi.NULL if device is None else ffi.new("char[]", device.encode())
             params.device = name
             check(lib.dspark_draft_load(path_bytes(path), params, out))
@@ -74,7 +76,8 @@ class Draft:
         self._info = info
         layers = lib.dspark_draft_target_layers(self._ptr)
         self._target_layers = tuple(layers[i] for i in range(info.n_target_layers))
-        self._inspect_only = inspect
+        #: what the file calls itself
+        self.name = self.meta("general.name") or os.path.basename(self.path)
         if target is not None:
             self.check_target(target)
 
@@ -95,6 +98,8 @@ class Draft:
 
     def meta(self, key: str) -> str | None:
         """A metadata string of the file ("general.name"), None if it has none of that name."""
+        if not isinstance(key, str):
+            raise errors.ArgumentError(f"key is {key!r}, expected a metadata key")
         pointer = lib.dspark_draft_meta(self._handle(), key.encode())
         return None if pointer == ffi.NULL else text(pointer)
 
@@ -127,10 +132,6 @@ class Draft:
     def n_features(self) -> int:
         """Width of one row of target features: len(target_layers) * n_embd."""
         return len(self._target_layers) * self.n_embd
-
-    @property
-    def name(self) -> str:
-        return self.meta("general.name") or os.path.basename(self.path)
 
     @property
     def n_layer(self) -> int:
@@ -280,25 +281,32 @@ class DraftContext:
         model = ffi.NULL if target is None else model_pointer(target)
         check(lib.dspark_draft_context_create(draft._handle(), model, params, out))
         self._ptr = ffi.gc(out[0], lib.dspark_draft_context_free)
+        self._closed = False
         self.draft = draft
         self._target = target
 
     def _handle(self) -> Any:
-        if self._ptr is None:
+        if self.closed:
             raise errors.StateError("the draft context is closed")
         if self._target is not None:
             require_llama(self._target)
         return self._ptr
 
+    def _state(self) -> Any:
+        out = ffi.new("dspark_draft_context_state *")
+        out.struct_size = ffi.sizeof("dspark_draft_context_state")
+        check(lib.dspark_draft_context_get_state(self._handle(), out))
+        return out
+
     @property
     def n_past(self) -> int:
         """Positions whose features the context holds."""
-        return int(lib.dspark_draft_context_n_past(self._handle()))
+        return int(self._state().n_past)
 
     @property
     def kv_size(self) -> int:
         """Bytes of the K/V cache as it is now."""
-        return int(lib.dspark_draft_context_kv_size(self._handle()))
+        return int(self._state().kv_size)
 
     def append(self, features: npt.ArrayLike) -> None:
         """Adds the features of the next positions.
@@ -315,7 +323,7 @@ class DraftContext:
 
     def rewind(self, n_past: int) -> None:
         """Drops the positions from n_past on."""
-        check(lib.dspark_draft_context_rewind(self._handle(), n_past))
+        check(lib.dspark_draft_context_rewind(self._handle(), integer(n_past, "n_past")))
 
     def propose(self, anchor: int, n_max: int | None = None, *, logits: bool = False) -> Proposal:
         """Proposes up to n_max tokens to follow anchor, the token at position n_past.
@@ -327,35 +335,31 @@ class DraftContext:
             ArgumentError: anchor or n_max is out of range. StateError: no features were appended yet.
         """
         out = ffi.new("dspark_proposal *")
-        n_max = self.draft.n_draft_max if n_max is None else n_max
-        check(lib.dspark_draft_context_propose(self._handle(), anchor, n_max, logits, out))
+        n_max = self.draft.n_draft_max if n_max is None else integer(n_max, "n_max")
+        anchor = integer(anchor, "anchor")
+        rows = np.empty((min(max(n_max, 0), self.draft.n_draft_max), self._state().n_logits), np.float32) if logits else None
+        pointer = ffi.NULL if rows is None else ffi.cast("float *", rows.ctypes.data)
+        check(lib.dspark_draft_context_propose(self._handle(), anchor, n_max, pointer, out))
+        n = out.n
 
-        def copy(pointer: Any, dtype: Any, width: int = 1) -> Any:
-            if pointer == ffi.NULL or out.n == 0:
-                return None
-            return np.frombuffer(ffi.buffer(pointer, out.n * width * 4), dtype=dtype).copy()
+        def copy(values: Any, dtype: Any) -> Any:
+            return np.frombuffer(ffi.buffer(values), dtype=dtype)[:n].copy()
 
-        ids = copy(out.ids, np.int32)
-        confidence = copy(out.confidence_logits, np.float32)
-        width = self.draft.n_vocab_draft or self.draft.n_vocab
-        if not width and self._target is not None:
-            width = self._target.n_vocab()
-        rows = copy(out.logits, np.float32, width)
         return Proposal(
-            ids=np.empty(0, np.int32) if ids is None else ids,
-            confidence=None if confidence is None else 1 / (1 + np.exp(-confidence)),
-            logits=None if rows is None else rows.reshape(out.n, width),
+            ids=copy(out.ids, np.int32),
+            confidence=1 / (1 + np.exp(-copy(out.confidence_logits, np.float32))) if out.has_confidence else None,
+            logits=None if rows is None else rows[:n],
         )
 
     @property
     def closed(self) -> bool:
-        return self._ptr is None
+        return self._ptr is None or self._closed
 
     def close(self) -> None:
         """Frees the cache. May be called more than once."""
         if self._ptr is not None:
-            ffi.release(self._ptr)
-            self._ptr = None
+            check(lib.dspark_draft_context_close(self._ptr))
+            self._closed = True
 
     def __enter__(self) -> DraftContext:
         return self

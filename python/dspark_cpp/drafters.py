@@ -59,41 +59,37 @@ class Bridge:
             raise exception
 
 
-def _run(user_data: Any, call: Any) -> int:
+def _keep(exception: Any, value: BaseException, traceback: Any) -> None:
+    """Called by cffi for what a callback raises, wherever in it, KeyboardInterrupt included: it must not be lost in C."""
+    bridge: Bridge = ffi.from_handle(traceback.tb_frame.f_locals["user_data"])
+    bridge.exception = value
+
+
+@ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator, unused-ignore]
+def dspark_py_append(user_data: Any, features: Any, position: int, n_rows: int) -> int:
     bridge: Bridge = ffi.from_handle(user_data)
-    try:
-        call(bridge)
-    except BaseException as exception:  # noqa: BLE001 - KeyboardInterrupt too must not cross C
-        bridge.exception = exception
-        return 1
+    rows: npt.NDArray[np.float32] = np.empty((n_rows, 0), np.float32)
+    if bridge.n_features:
+        buffer = ffi.buffer(features, n_rows * bridge.n_features * 4)
+        rows = np.frombuffer(buffer, np.float32).reshape(n_rows, bridge.n_features)
+    bridge.drafter.append(rows, position)  # type: ignore[attr-defined]
     return 0
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
-def dspark_py_append(user_data: Any, features: Any, position: int, n_rows: int) -> int:
-    def call(bridge: Bridge) -> None:
-        rows: npt.NDArray[np.float32] = np.empty((n_rows, 0), np.float32)
-        if bridge.n_features:
-            buffer = ffi.buffer(features, n_rows * bridge.n_features * 4)
-            rows = np.frombuffer(buffer, np.float32).reshape(n_rows, bridge.n_features)
-        bridge.drafter.append(rows, position)  # type: ignore[attr-defined]
-
-    return _run(user_data, call)
-
-
-@ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
+@ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator, unused-ignore]
 def dspark_py_rewind(user_data: Any, n_past: int) -> int:
-    return _run(user_data, lambda bridge: bridge.drafter.rewind(n_past))
+    bridge: Bridge = ffi.from_handle(user_data)
+    bridge.drafter.rewind(n_past)  # type: ignore[attr-defined]
+    return 0
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator, unused-ignore]
+@ffi.def_extern(error=1, onerror=_keep)  # type: ignore[untyped-decorator, unused-ignore]
 def dspark_py_propose(user_data: Any, anchor: int, position: int, n_max: int, out_ids: Any, out_n: Any) -> int:
-    def call(bridge: Bridge) -> None:
-        ids = [integer(token, "a drafted token") for token in bridge.drafter.propose(anchor, position, n_max)]
-        if len(ids) > n_max:
-            raise errors.ArgumentError(f"the drafter proposed {len(ids)} tokens, expected at most {n_max}")
-        for i, token in enumerate(ids):
-            out_ids[i] = token
-        out_n[0] = len(ids)
-
-    return _run(user_data, call)
+    bridge: Bridge = ffi.from_handle(user_data)
+    ids = [integer(token, "a drafted token") for token in bridge.drafter.propose(anchor, position, n_max)]
+    if len(ids) > n_max:
+        raise errors.ArgumentError(f"the drafter proposed {len(ids)} tokens, expected at most {n_max}")
+    for i, token in enumerate(ids):
+        out_ids[i] = token
+    out_n[0] = len(ids)
+    return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import llama_cpp
 
 from . import errors
-from ._native import ffi
+from ._native import ffi, require_llama
 from .params import integer
 
 __all__ = ["Sampler"]
@@ -18,12 +19,19 @@ class Sampler:
     """A llama_sampler chain: penalties, top-k, top-p, min-p, temperature, and a seeded draw.
 
     With ``temp <= 0`` the chain is greedy. The order and meaning of the steps are llama.cpp's.
+
+    Args:
+        target: The llama_cpp.Llama; needed by the penalties alone, which count over its vocabulary.
+
+    Raises:
+        ArgumentError: A setting is out of range, or a penalty was asked for without a target.
     """
 
     _chain: Any = None
 
     def __init__(
         self,
+        target: Any = None,
         *,
         temp: float = 0.8,
         top_k: int = 40,
@@ -35,27 +43,38 @@ class Sampler:
         penalty_last_n: int = 64,
         seed: int | None = None,
     ) -> None:
-        if not 0 < top_p <= 1:
-            raise errors.ArgumentError(f"top_p is {top_p}, expected more than 0 and at most 1")
-        if not 0 <= min_p <= 1:
-            raise errors.ArgumentError(f"min_p is {min_p}, expected 0 to 1")
+        temp = _number(temp, "temp")
+        top_p = _number(top_p, "top_p", above=0, most=1)
+        min_p = _number(min_p, "min_p", least=0, most=1)
+        repeat_penalty = _number(repeat_penalty, "repeat_penalty", above=0)
+        frequency_penalty = _number(frequency_penalty, "frequency_penalty")
+        presence_penalty = _number(presence_penalty, "presence_penalty")
+        penalty_last_n = integer(penalty_last_n, "penalty_last_n")
+        if penalty_last_n < 0:
+            raise errors.ArgumentError(f"penalty_last_n is {penalty_last_n}, expected 0 or more")
+        top_k = integer(top_k, "top_k")
         seed = llama_cpp.LLAMA_DEFAULT_SEED if seed is None else integer(seed, "seed") & 0xFFFFFFFF
+        penalties = repeat_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0
+        if target is not None:
+            require_llama(target)
+        elif penalties:
+            raise errors.ArgumentError("penalties count over the target's vocabulary: give the Llama as target")
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         self._chain = chain
 
         def add(sampler: Any) -> None:
             llama_cpp.llama_sampler_chain_add(chain, sampler)
 
-        if repeat_penalty != 1.0 or frequency_penalty != 0.0 or presence_penalty != 0.0:
+        if penalties:
             add(
                 llama_cpp.llama_sampler_init_penalties(
-                    penalty_last_n, repeat_penalty, frequency_penalty, presence_penalty
+                    target.n_vocab(), penalty_last_n, repeat_penalty, frequency_penalty, presence_penalty
                 )
             )
         if temp <= 0:
             add(llama_cpp.llama_sampler_init_greedy())
         else:
-            add(llama_cpp.llama_sampler_init_top_k(integer(top_k, "top_k")))
+            add(llama_cpp.llama_sampler_init_top_k(top_k))
             add(llama_cpp.llama_sampler_init_top_p(top_p, 1))
             add(llama_cpp.llama_sampler_init_min_p(min_p, 1))
             add(llama_cpp.llama_sampler_init_temp(temp))
@@ -89,15 +108,25 @@ class Sampler:
             self.close()
 
 
+def _number(
+    value: Any, what: str, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> float:
+    """A finite float in its range; refuses anything else by name."""
+    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and number > above and least <= number <= most):
+        low = f"more than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
+        high = f"at most {most:g}" if most < math.inf else ""
+        wanted = " and ".join(filter(None, (low, high))) or "a finite number"
+        raise errors.ArgumentError(f"{what} is {value!r}, expected {wanted}")
+    return number
+
+
 def sampler_pointer(sampler: Any) -> Any:
-    """struct llama_sampler * of None (greedy), a Sampler, or any object of llama_cpp's with a ``sampler`` pointer."""
+    """struct llama_sampler * of None (greedy), a Sampler, or an object of llama_cpp's with a ``sampler`` pointer."""
     if sampler is None:
         return ffi.NULL
     raw = getattr(sampler, "sampler", sampler)
-    try:
-        address = raw if isinstance(raw, int) else ctypes.cast(raw, ctypes.c_void_p).value
-    except (ctypes.ArgumentError, TypeError):
-        address = None
-    if not address:
+    # only a pointer of llama_cpp's own type: any other number would be followed to wherever it leads
+    if not isinstance(raw, llama_cpp.llama_sampler_p_ctypes) or not raw:
         raise errors.ArgumentError(f"the sampler is {sampler!r}, expected None, a Sampler or a llama_sampler pointer")
-    return ffi.cast("struct llama_sampler *", address)
+    return ffi.cast("struct llama_sampler *", ctypes.cast(raw, ctypes.c_void_p).value)

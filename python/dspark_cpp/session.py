@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import llama_cpp
@@ -26,35 +24,27 @@ _SOURCES = {"auto": 0, "taps": 1, "eval": 2}
 
 
 class _Handle:
-    """Owns the C session and admits one thread at a time.
+    """Keeps the C session alive; the target's Llama keeps it too, and closes it before its context goes.
 
-    The target's Llama keeps it too, and closes it before it frees the context that the session points into. It refers to
-    neither the Llama nor the Session, so that no cycle keeps any of them alive.
+    It refers to neither the Llama nor the Session, so that no cycle keeps any of them alive. That there is one call at a
+    time is the C library's care: a lock taken here could be lost to a signal.
     """
 
     def __init__(self, ptr: Any) -> None:
-        self.ptr: Any = ffi.gc(ptr, lib.dspark_session_free)
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-
-    @contextmanager
-    def using(self) -> Iterator[Any]:
-        if not self._lock.acquire(blocking=False):
-            raise errors.StateError("the session is in use by another call; give each thread a session of its own")
-        self._owner = threading.get_ident()
-        try:
-            yield self.ptr
-        finally:
-            self._owner = None
-            self._lock.release()
+        self.ptr = ptr
+        # not ffi.gc: the collector may run that before a Llama in the same cycle calls close()
+        self._free = lib.dspark_session_free
+        self.closed = False
 
     def close(self) -> None:
-        if self._owner == threading.get_ident():
-            raise errors.StateError("the session cannot be closed from inside one of its own calls")
-        with self._lock:  # waits for a call of another thread to end
-            ptr, self.ptr = self.ptr, None
-            if ptr is not None:
-                ffi.release(ptr)
+        if self.ptr is not None:
+            check(lib.dspark_session_close(self.ptr))
+        self.closed = True
+
+    def __del__(self) -> None:
+        ptr, self.ptr, self.closed = self.ptr, None, True
+        if ptr is not None:
+            self._free(ptr)
 
 
 class Session:
@@ -143,14 +133,8 @@ class Session:
             raise errors.ArgumentError(f"n_draft_max is {n}, expected 0 (plain decoding) or more")
         return n
 
-    def _using(self) -> AbstractContextManager[Any]:
-        """The C session, for one call at a time."""
-        self._handle()
-        assert self._owned is not None
-        return self._owned.using()
-
     def _handle(self) -> Any:
-        if self._owned is None or self._owned.ptr is None:
+        if self._owned is None or self._owned.closed:
             raise errors.StateError("the session is closed")
         require_llama(self._target)
         return self._owned.ptr
@@ -176,9 +160,9 @@ class Session:
         done = 0
         out = ffi.new("int32_t *")
         while done < len(ids):
-            with self._using() as session:
-                rest = ids[done:]
-                self._check(lib.dspark_session_append(session, ffi.cast("int32_t *", rest.ctypes.data), len(rest), out))
+            rest = ids[done:]
+            pointer = ffi.cast("int32_t *", rest.ctypes.data)
+            self._check(lib.dspark_session_append(self._handle(), pointer, len(rest), out))
             done += out[0]
 
     def next(self, sampler: Any = None, *, n_draft_max: int | None = None) -> int:
@@ -191,8 +175,7 @@ class Session:
         """
         out = ffi.new("int32_t *")
         limit = -1 if n_draft_max is None else self._limit(n_draft_max)
-        with self._using() as session:
-            self._check(lib.dspark_session_next(session, sampler_pointer(sampler), limit, out))
+        self._check(lib.dspark_session_next(self._handle(), sampler_pointer(sampler), limit, out))
         return int(out[0])
 
     def generate(
@@ -252,13 +235,11 @@ class Session:
 
     def settle(self) -> None:
         """Drops what was verified but not returned from both caches. next() goes on as if nothing had happened."""
-        with self._using() as session:
-            self._check(lib.dspark_session_settle(session))
+        self._check(lib.dspark_session_settle(self._handle()))
 
     def rewind(self, n_tokens: int) -> None:
         """Keeps the first n_tokens of the sequence in both caches."""
-        with self._using() as session:
-            self._check(lib.dspark_session_rewind(session, integer(n_tokens, "n_tokens")))
+        self._check(lib.dspark_session_rewind(self._handle(), integer(n_tokens, "n_tokens")))
 
     def reset(self) -> None:
         """Forgets the whole sequence."""
@@ -274,37 +255,43 @@ class Session:
     def draft(self) -> Draft | Drafter | None:
         return self._draft
 
+    def _state(self) -> Any:
+        out = ffi.new("dspark_session_state *")
+        out.struct_size = ffi.sizeof("dspark_session_state")
+        check(lib.dspark_session_get_state(self._handle(), out))
+        return out
+
     @property
     def tokens(self) -> list[int]:
         """The tokens in the target's memory; the one that next() returned last is not among them yet."""
-        session = self._handle()
-        n = lib.dspark_session_n_tokens(session)
-        return list(ffi.unpack(lib.dspark_session_tokens(session), n)) if n else []
+        n = self._state().n_tokens
+        ids, count = ffi.new("int32_t[]", n + 1), ffi.new("int32_t *")
+        check(lib.dspark_session_get_tokens(self._handle(), ids, n, count))
+        return list(ffi.unpack(ids, count[0])) if count[0] else []
 
     @property
     def n_tokens(self) -> int:
-        return int(lib.dspark_session_n_tokens(self._handle()))
+        return int(self._state().n_tokens)
 
     @property
     def n_ctx(self) -> int:
         """The longest sequence, in tokens."""
-        return int(lib.dspark_session_n_ctx(self._handle()))
+        return int(self._state().n_ctx)
 
     @property
     def n_draft_past(self) -> int:
         """Positions whose features the drafter holds, or will be given before its next proposal."""
-        return int(lib.dspark_session_n_draft_past(self._handle()))
+        return int(self._state().n_draft_past)
 
     @property
     def disabled_reason(self) -> str | None:
         """Why the session does not draft; None if it does."""
-        pointer = lib.dspark_session_disabled_reason(self._handle())
-        return None if pointer == ffi.NULL else text(pointer)
+        return text(self._state().disabled_reason) or None
 
     @property
     def feature_source(self) -> str:
         """Where the features come from: "layer taps", "evaluation callback" or "none"."""
-        return text(lib.dspark_session_feature_source(self._handle()))
+        return text(self._state().feature_source)
 
     @property
     def finish_reason(self) -> str | None:
@@ -334,17 +321,18 @@ class Session:
         )
 
     def reset_stats(self) -> None:
-        lib.dspark_session_reset_stats(self._handle())
+        check(lib.dspark_session_reset_stats(self._handle()))
 
     @property
     def last_round(self) -> Round | None:
         """The round that next() sampled from last, as far as it has been sampled; None before the first."""
         out = ffi.new("dspark_round *")
         out.struct_size = ffi.sizeof("dspark_round")
-        if lib.dspark_session_get_round(self._handle(), out) != lib.DSPARK_OK:
+        if not self.stats.n_rounds and not out.n_drafted:
             return None
+        check(lib.dspark_session_get_round(self._handle(), out))
         confidence = None
-        if out.confidence_logits != ffi.NULL and out.n_drafted:
+        if out.has_confidence:
             logits = np.array(ffi.unpack(out.confidence_logits, out.n_drafted))
             confidence = tuple(float(c) for c in 1 / (1 + np.exp(-logits)))
         return Round(
@@ -357,7 +345,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        return self._owned is None or self._owned.ptr is None
+        return self._owned is None or self._owned.closed
 
     def close(self) -> None:
         """Frees the session. The target keeps the sequence, and can be used by others again. May be called more than once."""

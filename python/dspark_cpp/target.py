@@ -26,7 +26,7 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cp
     """
     out = ffi.new("dspark_feature_tap **")
     check(lib.dspark_feature_tap_create(out))
-    tap = ffi.gc(out[0], lib.dspark_feature_tap_free)
+    tap = out[0]
     address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "dspark_feature_tap_callback")))
     original = api.llama_context_default_params
 
@@ -42,10 +42,14 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cp
         llama_cpp.llama_context_default_params = with_tap
         try:
             llm = llama_cpp.Llama(os.fspath(model_path), **settings)
+        except BaseException:
+            lib.dspark_feature_tap_free(tap)
+            raise
         finally:
             api.llama_context_default_params = original
             llama_cpp.llama_context_default_params = original
-    # the context calls into the tap: it has to live as long
+    # freed with the context, after the sessions that read it, which come later on this stack
+    llm._stack.callback(lib.dspark_feature_tap_free, tap)
     llm._dspark_feature_tap = tap
     return llm
 

@@ -140,6 +140,8 @@ static void test_nulls(dspark_draft * draft) {
     dspark_stats          stats;
     dspark_round          round;
     dspark_proposal       proposal;
+    dspark_draft_context_state context_state;
+    dspark_session_state  session_state;
 
     dspark_draft_params_init(NULL);
     dspark_draft_context_params_init(NULL);
@@ -148,7 +150,9 @@ static void test_nulls(dspark_draft * draft) {
     dspark_draft_context_free(NULL);
     dspark_feature_tap_free(NULL);
     dspark_session_free(NULL);
-    dspark_session_reset_stats(NULL);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_close(NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_close(NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_reset_stats(NULL));
 
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_load(NULL, NULL, &out_draft));
     ASSERT(out_draft == NULL);
@@ -176,16 +180,17 @@ static void test_nulls(dspark_draft * draft) {
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_create(NULL, NULL, NULL, &context));
     ASSERT(context == NULL);
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_create(draft, NULL, NULL, NULL));
-    ASSERT(dspark_draft_context_n_past(NULL) == 0);
-    ASSERT(dspark_draft_context_kv_size(NULL) == 0);
+    context_state.struct_size = sizeof(context_state);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_get_state(NULL, &context_state));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_append(NULL, features, 1));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_rewind(NULL, 0));
     memset(&proposal, 0x5a, sizeof(proposal));
-    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(NULL, 1, 1, true, &proposal));
-    ASSERT(proposal.n == 0 && !proposal.ids && !proposal.confidence_logits && !proposal.logits);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(NULL, 1, 1, logits, &proposal));
+    ASSERT(proposal.n == 0 && !proposal.has_confidence);
     ASSERT_OK(dspark_draft_context_create(draft, NULL, NULL, &context));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_append(context, NULL, 1));
-    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, 1, 1, true, NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, 1, 1, logits, NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_get_state(context, NULL));
     dspark_draft_context_free(context);
 
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_scatter_logits(NULL, features, logits, 64));
@@ -211,12 +216,12 @@ static void test_nulls(dspark_draft * draft) {
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_next(NULL, NULL, -1, NULL));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_settle(NULL));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_rewind(NULL, 0));
-    ASSERT(dspark_session_n_tokens(NULL) == 0);
-    ASSERT(dspark_session_n_ctx(NULL) == 0);
-    ASSERT(dspark_session_tokens(NULL) == NULL);
-    ASSERT(dspark_session_n_draft_past(NULL) == 0);
-    ASSERT(dspark_session_disabled_reason(NULL) == NULL);
-    ASSERT(strcmp(dspark_session_feature_source(NULL), "none") == 0);
+    n = 77;
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_get_tokens(NULL, &token, 1, &n));
+    ASSERT(n == 0);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_get_tokens(NULL, NULL, 1, NULL));
+    session_state.struct_size = sizeof(session_state);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_get_state(NULL, &session_state));
     stats.struct_size = sizeof(stats);
     round.struct_size = sizeof(round);
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_get_stats(NULL, &stats));
@@ -256,6 +261,9 @@ static void test_struct_sizes(dspark_draft * draft) {
     ASSERT(context == NULL);
     EACH_WRONG_SIZE(dspark_session_params, params, dspark_session_create(some_context, NULL, params, &session));
     ASSERT(session == NULL);
+    ASSERT_OK(dspark_draft_context_create(draft, NULL, NULL, &context));
+    EACH_WRONG_SIZE(dspark_draft_context_state, state, dspark_draft_context_get_state(context, state));
+    dspark_draft_context_free(context);
     EACH_WRONG_SIZE(dspark_drafter, drafter, dspark_session_create_with_drafter(some_context, drafter, NULL, &session));
     ASSERT(session == NULL);
 

@@ -55,11 +55,22 @@ struct features {
     const float * at(size_t pos) const { return values.data() + pos * width; }
 };
 
+static dspark_draft_context_state state_of(dspark_draft_context * context) {
+    dspark_draft_context_state state;
+    state.struct_size = sizeof(state);
+    ASSERT_OK(dspark_draft_context_get_state(context, &state));
+    return state;
+}
+
+static int32_t n_past(dspark_draft_context * context) {
+    return state_of(context).n_past;
+}
+
 static void append(dspark_draft_context * context, const features & f, int32_t begin, int32_t end, int32_t chunk) {
     for (int32_t pos = begin; pos < end; pos += chunk) {
         ASSERT_OK(dspark_draft_context_append(context, f.at((size_t) pos), std::min(chunk, end - pos)));
     }
-    ASSERT(dspark_draft_context_n_past(context) == end);
+    ASSERT(n_past(context) == end);
 }
 
 struct block {
@@ -74,21 +85,25 @@ struct block {
     }
 };
 
-static block propose(dspark_draft_context * context, int32_t anchor, int32_t n_max = 256, bool with_logits = true, int n_rows = 0) {
-    dspark_proposal p;
-    const int32_t   n_past = dspark_draft_context_n_past(context);
-    ASSERT_OK(dspark_draft_context_propose(context, anchor, n_max, with_logits, &p));
-    ASSERT(dspark_draft_context_n_past(context) == n_past);
+// Its logits too, where n_rows of them are asked for.
+static block propose(dspark_draft_context * context, int32_t anchor, int32_t n_max = 256, int n_rows = 0) {
+    dspark_proposal                  p;
+    const dspark_draft_context_state before = state_of(context);
+    const size_t                     most   = (size_t) std::min(n_max, DSPARK_BLOCK_MAX) * (size_t) n_rows;
+    std::vector<float>               logits(most, 12345.0f);
+    ASSERT(n_rows == 0 || n_rows == before.n_logits);
+    ASSERT_OK(dspark_draft_context_propose(context, anchor, n_max, n_rows ? logits.data() : nullptr, &p));
+    ASSERT(state_of(context).n_past == before.n_past);
     const size_t n = (size_t) p.n;
     block        b;
     b.ids.assign(p.ids, p.ids + n);
-    if (p.confidence_logits) {
+    if (p.has_confidence) {
         b.confidence.assign(p.confidence_logits, p.confidence_logits + n);
     }
-    ASSERT(!p.logits || with_logits);
-    if (p.logits) {
-        b.logits.assign(p.logits, p.logits + n * (size_t) n_rows);
-    }
+    // only the rows of the proposal are written
+    ASSERT(std::count(logits.begin() + (ptrdiff_t) (n * (size_t) n_rows), logits.end(), 12345.0f) == (ptrdiff_t) (most - n * (size_t) n_rows));
+    logits.resize(n * (size_t) n_rows);
+    b.logits = std::move(logits);
     return b;
 }
 
@@ -98,11 +113,11 @@ static void test_chunks(const std::string & kind, const toy::draft_options & o) 
     for (int32_t n : {1, 2, 3, 4, 5, 7, 8, 9, 16, 40}) {
         dspark_draft_context * whole = open(draft);
         append(whole, f, 0, n, n);
-        const block expected = propose(whole, 3, 256, true, o.Vd);
+        const block expected = propose(whole, 3, 256, o.Vd);
         for (int32_t chunk : {1, 2, 3, 5, 8, 13}) {
             dspark_draft_context * parts = open(draft);
             append(parts, f, 0, n, chunk);
-            if (!(propose(parts, 3, 256, true, o.Vd) == expected)) {
+            if (!(propose(parts, 3, 256, o.Vd) == expected)) {
                 fprintf(stderr, "%s: %d rows in chunks of %d propose otherwise than as a whole\n", kind.c_str(), n, chunk);
                 exit(1);
             }
@@ -143,13 +158,13 @@ static void test_proposal(const toy::draft_options & o) {
     const int32_t          n_max   = o.anchor_first ? o.B : o.B - 1;
 
     dspark_proposal p;
-    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_propose(context, 1, 4, false, &p));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_propose(context, 1, 4, nullptr, &p));
     append(context, f, 0, 10, 10);
-    const block first = propose(context, 1, 256, true, o.Vd);
+    const block first = propose(context, 1, 256, o.Vd);
     ASSERT((int32_t) first.ids.size() == n_max);
     ASSERT(first.confidence.size() == (o.confidence ? first.ids.size() : 0));
     ASSERT(first.logits.size() == first.ids.size() * (size_t) o.Vd);
-    ASSERT(propose(context, 1, 256, true, o.Vd) == first); // twice the same
+    ASSERT(propose(context, 1, 256, o.Vd) == first); // twice the same
     for (int32_t id : first.ids) {
         ASSERT(id >= 0 && id < o.V);
     }
@@ -159,9 +174,9 @@ static void test_proposal(const toy::draft_options & o) {
         shorter.ids.resize((size_t) n);
         shorter.confidence.resize(o.confidence ? (size_t) n : 0);
         shorter.logits.resize((size_t) n * (size_t) o.Vd);
-        ASSERT(propose(context, 1, n, true, o.Vd) == shorter);
+        ASSERT(propose(context, 1, n, o.Vd) == shorter);
         shorter.logits.clear();
-        ASSERT(propose(context, 1, n, false) == shorter);
+        ASSERT(propose(context, 1, n) == shorter);
     }
     // each token is the largest of its logits, mapped through d2t
     for (size_t k = 0; k < first.ids.size(); ++k) {
@@ -172,29 +187,29 @@ static void test_proposal(const toy::draft_options & o) {
     // other anchors and other features are seen
     int n_other = 0;
     for (int32_t anchor = 0; anchor < o.V; ++anchor) {
-        n_other += !(propose(context, anchor, 256, true, o.Vd) == first);
+        n_other += !(propose(context, anchor, 256, o.Vd) == first);
     }
     ASSERT(n_other == o.V - 1);
     append(context, f, 10, 11, 1);
-    ASSERT(!(propose(context, 1, 256, true, o.Vd) == first));
+    ASSERT(!(propose(context, 1, 256, o.Vd) == first));
 
     // refusals change nothing
-    const block before = propose(context, 1, 256, true, o.Vd);
+    const block before = propose(context, 1, 256, o.Vd);
     for (int32_t anchor : {-1, o.V, INT32_MAX, INT32_MIN}) {
-        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, anchor, 4, false, &p));
-        ASSERT(p.n == 0 && !p.ids);
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, anchor, 4, nullptr, &p));
+        ASSERT(p.n == 0);
     }
     for (int32_t n : {0, -1, INT32_MIN}) {
-        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, 1, n, false, &p));
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, 1, n, nullptr, &p));
         ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_append(context, f.at(0), n));
     }
     for (int32_t n : {-1, 12, INT32_MAX, INT32_MIN}) {
         ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_rewind(context, n));
     }
-    ASSERT(dspark_draft_context_n_past(context) == 11);
-    ASSERT(propose(context, 1, 256, true, o.Vd) == before);
+    ASSERT(n_past(context) == 11);
+    ASSERT(propose(context, 1, 256, o.Vd) == before);
     ASSERT_OK(dspark_draft_context_rewind(context, 0));
-    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_propose(context, 1, 4, false, &p));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_propose(context, 1, 4, nullptr, &p));
     dspark_draft_context_free(context);
     dspark_draft_free(draft);
 }
@@ -207,18 +222,18 @@ static void test_rewind(const toy::draft_options & o) {
     std::vector<block>     expected;
     for (int32_t n = 1; n <= 60; ++n) {
         append(straight, f, n - 1, n, 1);
-        expected.push_back(propose(straight, n % o.V, 256, true, o.Vd));
+        expected.push_back(propose(straight, n % o.V, 256, o.Vd));
     }
     dspark_draft_context * winding = open(draft);
     append(winding, f, 0, 60, 7);
     for (int32_t n : {59, 57, 56, 40, 41, 13, 12, 5, 4, 3, 1}) {
-        const int32_t past = dspark_draft_context_n_past(winding);
+        const int32_t past = n_past(winding);
         if (n < past) {
             ASSERT_OK(dspark_draft_context_rewind(winding, n));
         } else {
             append(winding, f, past, n, 2);
         }
-        ASSERT(propose(winding, n % o.V, 256, true, o.Vd) == expected[(size_t) n - 1]);
+        ASSERT(propose(winding, n % o.V, 256, o.Vd) == expected[(size_t) n - 1]);
         // somewhere else and back, with and without a round there
         for (int32_t there : {1, 3, 4, 6}) {
             const int32_t to = std::min(n + there, 60);
@@ -227,12 +242,12 @@ static void test_rewind(const toy::draft_options & o) {
                 propose(winding, 7);
             }
             ASSERT_OK(dspark_draft_context_rewind(winding, n));
-            ASSERT(propose(winding, n % o.V, 256, true, o.Vd) == expected[(size_t) n - 1]);
+            ASSERT(propose(winding, n % o.V, 256, o.Vd) == expected[(size_t) n - 1]);
         }
     }
     ASSERT_OK(dspark_draft_context_rewind(winding, 0));
     append(winding, f, 0, 60, 60);
-    ASSERT(propose(winding, 60 % o.V, 256, true, o.Vd) == expected[59]);
+    ASSERT(propose(winding, 60 % o.V, 256, o.Vd) == expected[59]);
     dspark_draft_context_free(winding);
     dspark_draft_context_free(straight);
     dspark_draft_free(draft);
@@ -246,28 +261,73 @@ static void test_growth(const toy::draft_options & o) {
     size_t                 kv_size = 0;
     int                    n_grown = 0;
     int32_t                at      = 0;
-    ASSERT(dspark_draft_context_kv_size(growing) == 0);
-    for (int32_t n : {200, 250, 252, 256, 500, 507, 508, 512, 513, 700, 1019, 1020, 1024, 1100}) {
+    ASSERT(state_of(growing).kv_size == 0);
+    for (int32_t n : {200, 250, 252, 256, 500, 507, 508, 510, 511, 512, 513, 700, 1019, 1020, 1023, 1024, 1100}) {
         append(growing, f, at, n, 37);
         at = n;
-        const block seen = propose(growing, 5, 256, true, o.Vd);
-        n_grown += dspark_draft_context_kv_size(growing) > kv_size;
-        kv_size = dspark_draft_context_kv_size(growing);
+        const block seen = propose(growing, 5, 256, o.Vd);
+        n_grown += state_of(growing).kv_size > kv_size;
+        kv_size = state_of(growing).kv_size;
 
         dspark_draft_context * whole = open(draft);
         append(whole, f, 0, n, n);
-        ASSERT(propose(whole, 5, 256, true, o.Vd) == seen);
+        ASSERT(propose(whole, 5, 256, o.Vd) == seen);
         dspark_draft_context_free(whole);
     }
-    ASSERT(n_grown == 3);
+    ASSERT(n_grown == 3 || o.B < 5);
     // the larger cache serves the short sequence too
     ASSERT_OK(dspark_draft_context_rewind(growing, 100));
     dspark_draft_context * small = open(draft);
     append(small, f, 0, 100, 100);
-    ASSERT(propose(growing, 5, 256, true, o.Vd) == propose(small, 5, 256, true, o.Vd));
+    ASSERT(propose(growing, 5, 256, o.Vd) == propose(small, 5, 256, o.Vd));
     dspark_draft_context_free(small);
     dspark_draft_context_free(growing);
     dspark_draft_free(draft);
+}
+
+// With a head of zeros only the Markov head speaks: the logits of a slot are W2 W1[the token before], and where that is zero
+// too, all are equal and the first row wins.
+static void test_chain_by_hand() {
+    toy::draft_options o;
+    o.V = o.Vd   = 200;
+    toy::gguf  g = toy::make_draft(o);
+    auto &     head = g.at("output.weight").data;
+    std::fill(head.begin(), head.end(), (uint8_t) 0);
+    const auto open_it = [&] {
+        dspark_draft * draft = nullptr;
+        g.save(path);
+        ASSERT_OK(dspark_draft_load(path, nullptr, &draft));
+        dspark_draft_context * context = open(draft);
+        append(context, features(o, 10), 0, 10, 10);
+        dspark_draft_free(draft);
+        return context;
+    };
+    const size_t       R = (size_t) o.R;
+    std::vector<float> w1((size_t) o.V * R), w2((size_t) o.V * R);
+    std::memcpy(w1.data(), g.at("markov_w1.weight").data.data(), w1.size() * sizeof(float));
+    std::memcpy(w2.data(), g.at("markov_w2.weight").data.data(), w2.size() * sizeof(float));
+    dspark_draft_context * context = open_it();
+    for (int32_t anchor : {0, 1, 100, 199}) {
+        const block b    = propose(context, anchor, 256, o.Vd);
+        int32_t     prev = anchor;
+        for (size_t k = 0; k < b.ids.size(); ++k) {
+            for (size_t row = 0; row < (size_t) o.Vd; ++row) {
+                float expected = 0;
+                for (size_t i = 0; i < R; ++i) {
+                    expected += w2[row * R + i] * w1[(size_t) prev * R + i];
+                }
+                ASSERT(std::fabs(b.logits[k * (size_t) o.Vd + row] - expected) < 1e-4f);
+            }
+            prev = b.ids[k];
+        }
+    }
+    dspark_draft_context_free(context);
+
+    auto & bias = g.at("markov_w2.weight").data;
+    std::fill(bias.begin(), bias.end(), (uint8_t) 0);
+    context = open_it();
+    ASSERT(propose(context, 7).ids == std::vector<int32_t>(5, 0));
+    dspark_draft_context_free(context);
 }
 
 static void test_n_ctx(const toy::draft_options & o) {
@@ -278,11 +338,11 @@ static void test_n_ctx(const toy::draft_options & o) {
         dspark_draft_context * free_   = open(draft);
         // the block fits up to and with its last slot below n_ctx
         for (int32_t n = std::max(1, n_ctx - o.B - 1); n <= n_ctx; ++n) {
-            append(limited, f, dspark_draft_context_n_past(limited), n, 64);
-            append(free_, f, dspark_draft_context_n_past(free_), n, 64);
-            const block seen = propose(limited, 5, 256, true, o.Vd);
+            append(limited, f, n_past(limited), n, 64);
+            append(free_, f, n_past(free_), n, 64);
+            const block seen = propose(limited, 5, 256, o.Vd);
             if (n + o.B <= n_ctx) {
-                ASSERT(seen == propose(free_, 5, 256, true, o.Vd) && !seen.ids.empty());
+                ASSERT(seen == propose(free_, 5, 256, o.Vd) && !seen.ids.empty());
             } else {
                 ASSERT(seen.ids.empty());
             }
@@ -293,7 +353,7 @@ static void test_n_ctx(const toy::draft_options & o) {
         if (n_ctx > o.B) {
             ASSERT_OK(dspark_draft_context_rewind(limited, n_ctx - o.B));
             ASSERT_OK(dspark_draft_context_rewind(free_, n_ctx - o.B));
-            ASSERT(propose(limited, 5, 256, true, o.Vd) == propose(free_, 5, 256, true, o.Vd));
+            ASSERT(propose(limited, 5, 256, o.Vd) == propose(free_, 5, 256, o.Vd));
         }
         dspark_draft_context_free(limited);
         dspark_draft_context_free(free_);
@@ -343,7 +403,7 @@ static void test_params() {
         ASSERT_OK(dspark_draft_context_create(draft, nullptr, &params, &again));
         append(context, f, 0, 20, 20);
         append(again, f, 0, 20, 3);
-        ASSERT(propose(context, 1, 256, true, o.Vd) == propose(again, 1, 256, true, o.Vd));
+        ASSERT(propose(context, 1, 256, o.Vd) == propose(again, 1, 256, o.Vd));
         dspark_draft_context_free(context);
         dspark_draft_context_free(again);
     }
@@ -370,15 +430,38 @@ static void test_lifetimes(const toy::draft_options & o) {
     const features         f(o, 20);
     dspark_draft_context * first = open(draft);
     append(first, f, 0, 20, 20);
-    const block            expected = propose(first, 9, 256, true, o.Vd);
+    const block            expected = propose(first, 9, 256, o.Vd);
     dspark_draft_context * second   = open(draft);
     ASSERT(remove(path) == 0);
     dspark_draft_free(draft);
-    ASSERT(propose(first, 9, 256, true, o.Vd) == expected);
+    ASSERT(propose(first, 9, 256, o.Vd) == expected);
     dspark_draft_context_free(first);
     append(second, f, 0, 20, 20);
-    ASSERT(propose(second, 9, 256, true, o.Vd) == expected);
+    ASSERT(propose(second, 9, 256, o.Vd) == expected);
     dspark_draft_context_free(second);
+}
+
+// After close() the memory is gone and the handle refuses; free() ends it.
+static void test_close() {
+    toy::draft_options     o;
+    dspark_draft *         draft   = load(o);
+    const features         f(o, 20);
+    dspark_draft_context * context = open(draft);
+    append(context, f, 0, 20, 20);
+    propose(context, 1);
+    ASSERT_OK(dspark_draft_context_close(context));
+    dspark_proposal            p;
+    dspark_draft_context_state state;
+    state.struct_size = sizeof(state);
+    for (int i = 0; i < 2; ++i) {
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_append(context, f.at(0), 1));
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_rewind(context, 0));
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_propose(context, 1, 1, nullptr, &p));
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_context_get_state(context, &state));
+        ASSERT_OK(dspark_draft_context_close(context));
+    }
+    dspark_draft_context_free(context);
+    dspark_draft_free(draft);
 }
 
 // A draft that borrows has nothing without a target.
@@ -407,8 +490,13 @@ int main() {
     }
     test_growth(toy::draft_options());
     test_growth(kinds().back().second);
+    toy::draft_options smallest; // its block does not cover the spare rows of an injection
+    smallest.B = 1;
+    test_growth(smallest);
+    test_chain_by_hand();
     test_n_ctx(toy::draft_options());
     test_params();
+    test_close();
     test_borrowing_needs_a_target();
     remove(path);
     return 0;

@@ -15,7 +15,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static const char * const path = "test_gguf_hostile.gguf";
+// Thousands of files: in memory, where the system has a folder there.
+static const std::string  folder  = access("/dev/shm", W_OK) == 0 ? "/dev/shm/" : "";
+static const std::string  name    = folder + "test_gguf_hostile." + std::to_string(getpid());
+static const char * const path    = name.c_str();
 
 // The case in progress, named before the process ends should ggml end it.
 static char current_case[256];
@@ -55,9 +58,13 @@ static void run(dspark_draft * draft) {
     }
     const std::vector<float> features = toy::random_values((size_t) 6 * (size_t) info.n_target_layers * (size_t) info.n_embd, 3);
     ASSERT_OK(dspark_draft_context_append(context, features.data(), 6));
-    dspark_proposal proposal;
-    ASSERT_OK(dspark_draft_context_propose(context, 1, info.n_draft_max, true, &proposal));
-    ASSERT(proposal.n == info.n_draft_max && proposal.logits);
+    dspark_draft_context_state state;
+    state.struct_size = sizeof(state);
+    ASSERT_OK(dspark_draft_context_get_state(context, &state));
+    std::vector<float> logits((size_t) info.n_draft_max * (size_t) state.n_logits);
+    dspark_proposal    proposal;
+    ASSERT_OK(dspark_draft_context_propose(context, 1, info.n_draft_max, logits.data(), &proposal));
+    ASSERT(proposal.n == info.n_draft_max && proposal.has_confidence == info.has_confidence);
     for (int32_t i = 0; i < proposal.n; ++i) {
         ASSERT(proposal.ids[i] >= 0 && (!info.n_vocab || proposal.ids[i] < info.n_vocab));
     }
@@ -115,8 +122,8 @@ static std::vector<std::pair<std::string, toy::draft_options>> kinds() {
 }
 
 static void test_good_files() {
-    for (const auto & [name, options] : kinds()) {
-        ASSERT_OK(try_gguf(toy::make_draft(options), name));
+    for (const auto & [kind, options] : kinds()) {
+        ASSERT_OK(try_gguf(toy::make_draft(options), kind));
     }
 }
 
@@ -167,25 +174,25 @@ static void test_keys() {
                 set(other, key.name);
                 try_gguf(other, kind + " with " + type + " as key " + key.name);
             };
-            retype("u32 0", [](toy::gguf & to, const std::string & name) { to.set_u32(name, 0); });
-            retype("u32 max", [](toy::gguf & to, const std::string & name) { to.set_u32(name, UINT32_MAX); });
-            retype("u32 int max", [](toy::gguf & to, const std::string & name) { to.set_u32(name, INT32_MAX); });
-            retype("u32 255", [](toy::gguf & to, const std::string & name) { to.set_u32(name, 255); });
-            retype("f32", [](toy::gguf & to, const std::string & name) { to.set_f32(name, 0.5f); });
-            retype("f32 nan", [](toy::gguf & to, const std::string & name) { to.set_f32(name, NAN); });
-            retype("f32 -inf", [](toy::gguf & to, const std::string & name) { to.set_f32(name, -INFINITY); });
-            retype("f32 max", [](toy::gguf & to, const std::string & name) { to.set_f32(name, 3e38f); });
-            retype("f32 -max", [](toy::gguf & to, const std::string & name) { to.set_f32(name, -3e38f); });
-            retype("f32 tiny", [](toy::gguf & to, const std::string & name) { to.set_f32(name, 1e-45f); });
-            retype("bool", [](toy::gguf & to, const std::string & name) { to.set_bool(name, true); });
-            retype("string", [](toy::gguf & to, const std::string & name) { to.set_str(name, "dflash"); });
-            retype("empty string", [](toy::gguf & to, const std::string & name) { to.set_str(name, ""); });
-            retype("no ids", [](toy::gguf & to, const std::string & name) { to.set_i32s(name, {}); });
-            retype("ids", [](toy::gguf & to, const std::string & name) { to.set_i32s(name, {0, 1}); });
-            retype("wild ids", [](toy::gguf & to, const std::string & name) { to.set_i32s(name, {-1, INT32_MAX}); });
-            retype("a thousand ids", [](toy::gguf & to, const std::string & name) { to.set_i32s(name, std::vector<int32_t>(1000, 0)); });
-            retype("bools", [](toy::gguf & to, const std::string & name) { to.set_bools(name, {true, false}); });
-            retype("strings", [](toy::gguf & to, const std::string & name) { to.set_strs(name, {"a", "b"}); });
+            retype("u32 0", [](toy::gguf & to, const std::string & key_name) { to.set_u32(key_name, 0); });
+            retype("u32 max", [](toy::gguf & to, const std::string & key_name) { to.set_u32(key_name, UINT32_MAX); });
+            retype("u32 int max", [](toy::gguf & to, const std::string & key_name) { to.set_u32(key_name, INT32_MAX); });
+            retype("u32 255", [](toy::gguf & to, const std::string & key_name) { to.set_u32(key_name, 255); });
+            retype("f32", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, 0.5f); });
+            retype("f32 nan", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, NAN); });
+            retype("f32 -inf", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, -INFINITY); });
+            retype("f32 max", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, 3e38f); });
+            retype("f32 -max", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, -3e38f); });
+            retype("f32 tiny", [](toy::gguf & to, const std::string & key_name) { to.set_f32(key_name, 1e-45f); });
+            retype("bool", [](toy::gguf & to, const std::string & key_name) { to.set_bool(key_name, true); });
+            retype("string", [](toy::gguf & to, const std::string & key_name) { to.set_str(key_name, "dflash"); });
+            retype("empty string", [](toy::gguf & to, const std::string & key_name) { to.set_str(key_name, ""); });
+            retype("no ids", [](toy::gguf & to, const std::string & key_name) { to.set_i32s(key_name, {}); });
+            retype("ids", [](toy::gguf & to, const std::string & key_name) { to.set_i32s(key_name, {0, 1}); });
+            retype("wild ids", [](toy::gguf & to, const std::string & key_name) { to.set_i32s(key_name, {-1, INT32_MAX}); });
+            retype("a thousand ids", [](toy::gguf & to, const std::string & key_name) { to.set_i32s(key_name, std::vector<int32_t>(1000, 0)); });
+            retype("bools", [](toy::gguf & to, const std::string & key_name) { to.set_bools(key_name, {true, false}); });
+            retype("strings", [](toy::gguf & to, const std::string & key_name) { to.set_strs(key_name, {"a", "b"}); });
         }
         for (const char * added : {"dflash.attention.scale", "dflash.attention.value_scale", "dflash.embedding_scale", "dflash.logit_scale",
                                    "dflash.final_logit_softcapping", "dflash.rope.freq_base", "dflash.rope.scaling.factor"}) {
@@ -209,6 +216,49 @@ static void test_keys() {
                 ASSERT((status == DSPARK_OK) == (std::string(origin) != "elsewhere"));
             }
         }
+    }
+}
+
+// Keys that a draft may have, each with values that would have the graph read past its tensors.
+static void test_optional_keys() {
+    const toy::gguf good = toy::make_draft();
+    for (uint32_t n_rot : {0u, 1u, 3u, 9u, 10u, 64u, UINT32_MAX}) {
+        toy::gguf g = good;
+        g.set_u32("dflash.rope.dimension_count", n_rot);
+        expect_refused(g, "rope over " + std::to_string(n_rot) + " of 8", "dflash.rope.dimension_count");
+    }
+    for (uint32_t n_rot : {2u, 4u, 8u}) {
+        toy::gguf g = good;
+        g.set_u32("dflash.rope.dimension_count", n_rot);
+        ASSERT_OK(try_gguf(g, "partial rope"));
+    }
+    for (size_t n : {0, 1, 3, 1000}) {
+        toy::gguf g = good;
+        g.set_bools("dflash.attention.causal_pattern", std::vector<bool>(n, true));
+        expect_refused(g, "causal pattern of another length", "causal_pattern");
+        g = good;
+        g.set_u32("dflash.attention.sliding_window", 8);
+        g.set_bools("dflash.attention.sliding_window_pattern", std::vector<bool>(n, true));
+        expect_refused(g, "window pattern of another length", "sliding_window_pattern");
+    }
+    toy::gguf g = good;
+    g.set_u32("dflash.attention.sliding_window", 8);
+    expect_refused(g, "a window without its pattern", "sliding_window_pattern");
+    g = good;
+    g.set_u32("dflash.attention.value_length", 16);
+    expect_refused(g, "V wider than K", "dflash.attention.value_length");
+    toy::draft_options uneven; // query heads that do not share the others evenly
+    uneven.nkv = 3;
+    expect_refused(toy::make_draft(uneven), "4 heads on 3", "multiple");
+    uneven.nkv = 8;
+    expect_refused(toy::make_draft(uneven), "4 heads on 8", "multiple");
+    toy::draft_options odd;
+    odd.d = 7;
+    expect_refused(toy::make_draft(odd), "heads of 7", "even");
+    for (uint32_t n : {1u, 2u, 64u, 128u}) { // more than anybody trains
+        toy::gguf large = good;
+        large.set_u32("dflash.block_size", n);
+        ASSERT_OK(try_gguf(large, "a block of " + std::to_string(n)));
     }
 }
 
@@ -298,13 +348,13 @@ static void test_types() {
     wide.d                   = 64;
     wide.L                   = 1;
     const auto & ggml        = toy::llama();
-    for (const char * name : {"fc.weight", "token_embd.weight", "output.weight", "markov_w1.weight", "markov_w2.weight", "blk.0.attn_k.weight",
+    for (const char * tensor : {"fc.weight", "token_embd.weight", "output.weight", "markov_w1.weight", "markov_w2.weight", "blk.0.attn_k.weight",
                               "blk.0.attn_norm.weight", "blk.0.attn_q_norm.weight", "conf_proj.weight", "conf_proj.bias", "d2t"}) {
         const toy::gguf good = toy::make_draft(wide);
         for (int32_t type = 0; type < (int32_t) GGML_TYPE_COUNT; ++type) {
             const int64_t block = ggml.ggml_blck_size((ggml_type) type);
             toy::gguf     g     = good;
-            auto &        t     = g.at(name);
+            auto &        t     = g.at(tensor);
             if (block == 0 || t.ne[0] % block != 0) {
                 continue;
             }
@@ -315,11 +365,11 @@ static void test_types() {
                 n *= (size_t) (t.ne[0] / block) * (t.ne.size() > 1 ? (size_t) t.ne[1] : 1);
                 t.data.assign(n, 0);
             }
-            const dspark_status status = try_gguf(g, std::string(name) + " as " + ggml.ggml_type_name((ggml_type) type));
+            const dspark_status status = try_gguf(g, std::string(tensor) + " as " + ggml.ggml_type_name((ggml_type) type));
             ASSERT(!is_same || status == DSPARK_OK);
-            const bool is_plain = std::string(name).find("norm") != std::string::npos || std::string(name).find("bias") != std::string::npos;
+            const bool is_plain = std::string(tensor).find("norm") != std::string::npos || std::string(tensor).find("bias") != std::string::npos;
             ASSERT(is_same || !is_plain || status == DSPARK_ERROR_FORMAT);
-            ASSERT(is_same || std::string(name) != "d2t" || status == DSPARK_ERROR_FORMAT);
+            ASSERT(is_same || std::string(tensor) != "d2t" || status == DSPARK_ERROR_FORMAT);
         }
     }
 }
@@ -400,7 +450,8 @@ static void test_header_flips(int n_flips) {
 
 // The target's file, of which only the header is read.
 static void test_target_file(int n_flips) {
-    const char * const         target_path = "test_gguf_hostile.target.gguf";
+    const std::string          target_name = name + ".target";
+    const char * const         target_path = target_name.c_str();
     size_t                     n_header    = 0;
     const toy::gguf            good        = toy::make_target(7, true);
     const std::vector<uint8_t> bytes       = good.bytes(&n_header);
@@ -471,6 +522,7 @@ int main() {
     test_good_files();
     test_truncation();
     test_keys();
+    test_optional_keys();
     test_tensors();
     test_d2t();
     test_token_table();

@@ -7,6 +7,7 @@
 #include "toy.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -121,7 +122,7 @@ static ids generate(dspark_session * s, size_t n, int32_t n_draft_max = -1, llam
     return text;
 }
 
-static dspark_stats stats_of(const dspark_session * s) {
+static dspark_stats stats_of(dspark_session * s) {
     dspark_stats stats;
     stats.struct_size = sizeof(stats);
     ASSERT_OK(dspark_session_get_stats(s, &stats));
@@ -142,11 +143,31 @@ static dspark_session * open_session(llama_context * ctx, const dspark_draft * d
     return s;
 }
 
+static dspark_session_state state_of(dspark_session * s) {
+    dspark_session_state state;
+    state.struct_size = sizeof(state);
+    ASSERT_OK(dspark_session_get_state(s, &state));
+    return state;
+}
+
+static int32_t n_tokens(dspark_session * s) {
+    return state_of(s).n_tokens;
+}
+
+static ids tokens_of(dspark_session * s) {
+    ids     tokens((size_t) n_tokens(s) + 1);
+    int32_t n = 0;
+    ASSERT_OK(dspark_session_get_tokens(s, tokens.data(), (int32_t) tokens.size(), &n));
+    ASSERT(n == (int32_t) tokens.size() - 1);
+    tokens.pop_back();
+    return tokens;
+}
+
 // What holds between any two calls of a healthy session.
 static void check(dspark_session * s, llama_context * ctx, const ids & sequence) {
-    const int32_t n = dspark_session_n_tokens(s);
+    const int32_t n = n_tokens(s);
     ASSERT(n <= (int32_t) sequence.size());
-    ASSERT(std::equal(sequence.begin(), sequence.begin() + n, dspark_session_tokens(s)));
+    ASSERT(tokens_of(s) == ids(sequence.begin(), sequence.begin() + n));
     ASSERT(last_position(ctx) >= n - 1);
 }
 
@@ -263,15 +284,15 @@ static void test_accept_patterns(llama_model * model) {
         d.sequence       = joined(prompt, text);
         d.n_right        = pattern;
         dspark_session * s = open_session(ctx, d);
-        ASSERT(!dspark_session_disabled_reason(s));
-        ASSERT(strcmp(dspark_session_feature_source(s), "none") == 0);
+        ASSERT(!state_of(s).disabled_reason);
+        ASSERT(strcmp(state_of(s).feature_source, "none") == 0);
         append(s, prompt);
         ids seen;
         while (seen.size() < 60) {
             seen.push_back(next(s));
             check(s, ctx, d.sequence);
-            ASSERT(dspark_session_n_tokens(s) == (int32_t) (prompt.size() + seen.size() - 1));
-            ASSERT(dspark_session_n_draft_past(s) == dspark_session_n_tokens(s));
+            ASSERT(n_tokens(s) == (int32_t) (prompt.size() + seen.size() - 1));
+            ASSERT(state_of(s).n_draft_past == n_tokens(s));
         }
         ASSERT(seen == ids(text.begin(), text.begin() + 60));
 
@@ -294,16 +315,16 @@ static void test_accept_patterns(llama_model * model) {
         for (int k = 0; k < 32; ++k) {
             ASSERT(stats.n_drafted_at[k] == (k < 5 ? n_rounds : 0) && stats.n_accepted_at[k] == at[k]);
         }
-        dspark_session_reset_stats(s);
+        ASSERT_OK(dspark_session_reset_stats(s));
         ASSERT(stats_of(s).n_rounds == 0 && stats_of(s).struct_size == sizeof(dspark_stats));
 
         // what was verified but not returned is dropped, and the next token is the same
         ASSERT_OK(dspark_session_settle(s));
-        ASSERT(last_position(ctx) == dspark_session_n_tokens(s) - 1);
+        ASSERT(last_position(ctx) == n_tokens(s) - 1);
         ASSERT_OK(dspark_session_settle(s));
         ASSERT(generate(s, 5) == ids(text.begin() + 60, text.begin() + 65));
 
-        const int32_t n = dspark_session_n_tokens(s);
+        const int32_t n = n_tokens(s);
         dspark_session_free(s);
         ASSERT(last_position(ctx) == n - 1); // the caller keeps the tokens, and no unaccepted draft
     }
@@ -328,7 +349,7 @@ static void test_rounds(llama_model * model) {
         ASSERT(next(s) == text[(size_t) k + 1]);
         ASSERT_OK(dspark_session_get_round(s, &round));
         ASSERT(round.position == (int32_t) prompt.size() && round.anchor == text[0]);
-        ASSERT(round.n_drafted == 5 && round.n_sampled == k + 1 && round.n_accepted == k && !round.confidence_logits);
+        ASSERT(round.n_drafted == 5 && round.n_sampled == k + 1 && round.n_accepted == k && !round.has_confidence);
         ASSERT(round.drafted[0] == text[1] && round.drafted[1] == text[2] && round.drafted[2] != text[3]);
     }
     next(s);
@@ -374,17 +395,17 @@ static void test_draft(llama_model * model) {
             params.feature_tap           = use_tap ? tap : nullptr;
             dspark_session * s           = nullptr;
             ASSERT_OK(dspark_session_create(ctx, draft, &params, &s));
-            ASSERT(strcmp(dspark_session_feature_source(s), use_tap ? "evaluation callback" : "layer taps") == 0);
+            ASSERT(strcmp(state_of(s).feature_source, use_tap ? "evaluation callback" : "layer taps") == 0);
             append(s, prompt);
             ids seen;
             while (seen.size() < 100) {
                 seen.push_back(next(s));
-                ASSERT(dspark_session_n_draft_past(s) == dspark_session_n_tokens(s));
+                ASSERT(state_of(s).n_draft_past == n_tokens(s));
                 dspark_round round;
                 round.struct_size = sizeof(round);
                 if (dspark_session_get_round(s, &round) == DSPARK_OK) {
                     counters[use_tap].insert(counters[use_tap].end(), round.drafted, round.drafted + round.n_drafted);
-                    ASSERT(!round.confidence_logits == !o.confidence);
+                    ASSERT(round.has_confidence == (o.confidence != 0));
                 }
             }
             ASSERT(seen == text);
@@ -447,7 +468,7 @@ static void test_features(llama_model * model) {
                 append(s, {prompt.back()});
                 ASSERT(generate(s, 40) == ids(text.begin(), text.begin() + 40));
                 ASSERT_OK(dspark_session_settle(s));
-                ASSERT(d.n_past == dspark_session_n_tokens(s));
+                ASSERT(d.n_past == n_tokens(s));
                 compare(d, use_tap ? "callback, in rounds" : "taps, in rounds", 1e-4f);
                 dspark_session_free(s);
                 toy::llama().llama_free(ctx);
@@ -486,7 +507,7 @@ static void test_features(llama_model * model) {
     ASSERT_OK(dspark_session_create_with_drafter(ctx, &table, &params, &s));
     int32_t n = 9;
     ASSERT_STATUS(DSPARK_ERROR_MISMATCH, dspark_session_append(s, prompt.data(), (int32_t) prompt.size(), &n));
-    ASSERT(n == 0 && dspark_session_n_tokens(s) == 0 && last_position(ctx) == -1);
+    ASSERT(n == 0 && n_tokens(s) == 0 && last_position(ctx) == -1);
     dspark_session_free(s);
     dspark_feature_tap_free(tap);
     toy::llama().llama_free(ctx);
@@ -500,7 +521,7 @@ static void test_features(llama_model * model) {
     append(s, prompt);
     ASSERT(generate(s, 30) == ids(text.begin(), text.begin() + 30));
     ASSERT_OK(dspark_session_settle(s));
-    ASSERT(d.n_past == dspark_session_n_tokens(s));
+    ASSERT(d.n_past == n_tokens(s));
     for (size_t pos = 0; pos < (size_t) d.n_past; ++pos) { // wanted twice, given twice
         ASSERT(std::memcmp(d.rows.data() + pos * 96, d.rows.data() + pos * 96 + 64, 128) == 0);
     }
@@ -521,10 +542,10 @@ static void test_rewind(llama_model * model) {
     append(s, prompt);
     generate(s, 30);
     for (int32_t n : {36, 35, 20, 8, 7, 3, 1, 0}) {
-        const int32_t has = dspark_session_n_tokens(s);
+        const int32_t has = n_tokens(s);
         ASSERT(n <= has);
         ASSERT_OK(dspark_session_rewind(s, n));
-        ASSERT(dspark_session_n_tokens(s) == n && last_position(ctx) == n - 1 && dspark_session_n_draft_past(s) == n && d.n_past == n);
+        ASSERT(n_tokens(s) == n && last_position(ctx) == n - 1 && state_of(s).n_draft_past == n && d.n_past == n);
         int32_t token = 5;
         ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_next(s, nullptr, -1, &token)); // no logits are left
         ASSERT(token == 0);
@@ -534,17 +555,17 @@ static void test_rewind(llama_model * model) {
         ASSERT(std::equal(seen.begin(), seen.end(), sequence.begin() + n + 8));
         check(s, ctx, sequence);
     }
-    for (int32_t n : {-1, dspark_session_n_tokens(s) + 1, INT32_MAX, INT32_MIN}) {
+    for (int32_t n : {-1, n_tokens(s) + 1, INT32_MAX, INT32_MIN}) {
         ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_rewind(s, n));
     }
     // append in an open round drops the token that was not decoded
     ASSERT_OK(dspark_session_rewind(s, 0));
     append(s, prompt);
     generate(s, 8);
-    const int32_t n = dspark_session_n_tokens(s);
+    const int32_t n = n_tokens(s);
     append(s, {63});
-    ASSERT(dspark_session_n_tokens(s) == n + 1 && dspark_session_tokens(s)[n] == 63 && last_position(ctx) == n);
-    ids other(dspark_session_tokens(s), dspark_session_tokens(s) + n + 1);
+    ASSERT(n_tokens(s) == n + 1 && tokens_of(s)[(size_t) n] == 63 && last_position(ctx) == n);
+    const ids other = tokens_of(s);
     d.sequence = joined(other, greedy(model, other, 40));
     ASSERT(generate(s, 20) == greedy(model, other, 20));
     dspark_session_free(s);
@@ -555,7 +576,7 @@ static void test_rewind(llama_model * model) {
 static void test_context_full(llama_model * model) {
     const ids text = greedy(model, prompt, 130);
     const auto run_to_end = [&](dspark_session * s, int32_t n_ctx) {
-        ASSERT(dspark_session_n_ctx(s) == n_ctx);
+        ASSERT(state_of(s).n_ctx == n_ctx);
         append(s, prompt);
         ids           seen;
         int32_t       token  = 0;
@@ -567,14 +588,14 @@ static void test_context_full(llama_model * model) {
         ASSERT(token == 0);
         // every position is used, and the logits of the last one give one token more
         ASSERT(seen == ids(text.begin(), text.begin() + n_ctx - (ptrdiff_t) prompt.size() + 1));
-        ASSERT(dspark_session_n_tokens(s) == n_ctx);
+        ASSERT(n_tokens(s) == n_ctx);
         // it stays so, and room makes it go on
         ASSERT_STATUS(DSPARK_ERROR_CONTEXT_FULL, dspark_session_next(s, nullptr, -1, &token));
         int32_t n = 7;
         ASSERT_STATUS(DSPARK_ERROR_CONTEXT_FULL, dspark_session_append(s, &token, 1, &n));
-        ASSERT(n == 0 && dspark_session_n_tokens(s) == n_ctx);
+        ASSERT(n == 0 && n_tokens(s) == n_ctx);
         const int32_t back = (int32_t) prompt.size() + 2;
-        const int32_t last = dspark_session_tokens(s)[back];
+        const int32_t last = tokens_of(s)[(size_t) back];
         ASSERT_OK(dspark_session_rewind(s, back));
         append(s, {last});
         ASSERT(generate(s, 3) == ids(text.begin() + 3, text.begin() + 6));
@@ -683,13 +704,13 @@ static void test_bad_arguments(llama_model * model) {
     s             = open_session(ctx, nullptr);
     int32_t token = 3, n = 3;
     ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_next(s, nullptr, -1, &token));
-    ASSERT(strcmp(dspark_session_disabled_reason(s), "") != 0);
+    ASSERT(strcmp(state_of(s).disabled_reason, "") != 0);
     append(s, prompt);
     for (int32_t wrong : {-1, 64, INT32_MAX, INT32_MIN}) {
         const int32_t tokens[] = {1, wrong};
         n                      = 3;
         ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_append(s, tokens, 2, &n));
-        ASSERT(n == 0 && dspark_session_n_tokens(s) == (int32_t) prompt.size());
+        ASSERT(n == 0 && n_tokens(s) == (int32_t) prompt.size());
     }
     for (int32_t count : {0, -1, INT32_MIN}) {
         ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_append(s, &token, count, &n));
@@ -703,6 +724,110 @@ static void test_bad_arguments(llama_model * model) {
     dspark_session_free(s);
     s = open_session(ctx, nullptr);
     ASSERT(last_position(ctx) == -1); // taken over empty
+    dspark_session_free(s);
+    toy::llama().llama_free(ctx);
+}
+
+// One call at a time: from a callback, from another thread, and after close().
+static dspark_session *        busy_session;
+static std::vector<dspark_status> seen_inside;
+
+static void test_one_call_at_a_time(llama_model * model) {
+    const ids       text = greedy(model, prompt, 60);
+    llama_context * ctx  = open_context(model);
+    script          d;
+    d.sequence   = joined(prompt, text);
+    d.wild       = [](int32_t, int32_t *, int32_t * n) {
+        dspark_session_state state;
+        dspark_stats         stats;
+        int32_t              token = 0;
+        state.struct_size = sizeof(state);
+        stats.struct_size = sizeof(stats);
+        const auto knock = [&] {
+            seen_inside.push_back(dspark_session_get_state(busy_session, &state));
+            seen_inside.push_back(dspark_session_get_stats(busy_session, &stats));
+            seen_inside.push_back(dspark_session_next(busy_session, nullptr, -1, &token));
+            seen_inside.push_back(dspark_session_append(busy_session, prompt.data(), 1, &token));
+            seen_inside.push_back(dspark_session_rewind(busy_session, 0));
+            seen_inside.push_back(dspark_session_settle(busy_session));
+            seen_inside.push_back(dspark_session_reset_stats(busy_session));
+        };
+        knock();
+        seen_inside.push_back(dspark_session_close(busy_session));
+        std::thread(knock).join();
+        *n = 0;
+    };
+    dspark_session * s = open_session(ctx, d);
+    busy_session       = s;
+    append(s, prompt);
+    ASSERT(generate(s, 5) == ids(text.begin(), text.begin() + 5));
+    ASSERT(seen_inside.size() == 4 * 15);
+    for (dspark_status status : seen_inside) {
+        ASSERT(status == DSPARK_ERROR_STATE);
+    }
+    // a close() from another thread waits for the call to end; afterwards all is refused and the context is free
+    d.wild = nullptr;
+    std::thread closer;
+    d.n_right = [&](int32_t) {
+        if (!closer.joinable()) {
+            closer = std::thread([&] { ASSERT_OK(dspark_session_close(s)); });
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+        return 3;
+    };
+    int32_t token = 5, n = 5;
+    ASSERT_OK(dspark_session_next(s, nullptr, -1, &token));
+    closer.join();
+    ASSERT(token == text[5]);
+    dspark_session_state state;
+    state.struct_size = sizeof(state);
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_next(s, nullptr, -1, &token));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_append(s, prompt.data(), 1, &n));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_rewind(s, 0));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_settle(s));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_reset_stats(s));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_get_state(s, &state));
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_get_tokens(s, &token, 1, &n));
+    ASSERT(token == 0 && n == 0);
+    ASSERT_OK(dspark_session_close(s));
+    dspark_session * second = open_session(ctx, nullptr);
+    dspark_session_free(s); // later than its successor's beginning
+    append(second, prompt);
+    ASSERT(generate(second, 5) == ids(text.begin(), text.begin() + 5));
+    dspark_session_free(second);
+    toy::llama().llama_free(ctx);
+}
+
+// Structs that a session fills: of every other size refused, and lists cut where the caller says.
+template <typename T> static void each_wrong_size(dspark_session * s, dspark_status (*get)(dspark_session *, T *)) {
+    for (size_t size = 0; size <= sizeof(T) + 64; ++size) {
+        if (size != sizeof(T)) {
+            std::vector<size_t> raw(std::max<size_t>(1, (size + sizeof(size_t) - 1) / sizeof(size_t)));
+            raw[0] = size;
+            ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, get(s, reinterpret_cast<T *>(raw.data())));
+        }
+    }
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, get(s, nullptr));
+}
+
+static void test_getters(llama_model * model) {
+    llama_context *  ctx = open_context(model);
+    dspark_session * s   = open_session(ctx, nullptr);
+    append(s, prompt);
+    generate(s, 3);
+    each_wrong_size(s, dspark_session_get_state);
+    each_wrong_size(s, dspark_session_get_stats);
+    each_wrong_size(s, dspark_session_get_round);
+    int32_t tokens[20], n = 0;
+    ASSERT(state_of(s).n_tokens == 9 && state_of(s).pending == greedy(model, prompt, 3)[2] && state_of(s).n_ctx >= 128);
+    for (int32_t n_max : {-5, 0, 1, 8, 9, 10, 20}) {
+        std::fill(tokens, tokens + 20, -7);
+        ASSERT_OK(dspark_session_get_tokens(s, tokens, n_max, &n));
+        ASSERT(n == std::max(0, std::min(n_max, 9)));
+        ASSERT(std::equal(tokens, tokens + std::min(n, 7), prompt.begin()) && tokens[n] == -7);
+    }
+    ASSERT_OK(dspark_session_rewind(s, 4));
+    ASSERT(state_of(s).pending == -1);
     dspark_session_free(s);
     toy::llama().llama_free(ctx);
 }
@@ -844,36 +969,36 @@ static void test_failing_callbacks(llama_model * model) {
             d.fail_in          = when;
             dspark_session * s = open_session(ctx, d);
             int              n_failed = 0;
-            for (int32_t n = 0; dspark_session_n_tokens(s) < (int32_t) prompt.size();) {
-                const int32_t       before = dspark_session_n_tokens(s);
+            for (int32_t n = 0; n_tokens(s) < (int32_t) prompt.size();) {
+                const int32_t       before = n_tokens(s);
                 const dspark_status status = dspark_session_append(s, prompt.data() + before, 4 < (int32_t) prompt.size() - before ? 4 : (int32_t) prompt.size() - before, &n);
                 if (status != DSPARK_OK) {
                     ASSERT_STATUS(DSPARK_ERROR_CALLBACK, status);
                     ASSERT(strstr(dspark_last_error(), what));
-                    ASSERT(n == 0 && dspark_session_n_tokens(s) == before && last_position(ctx) == before - 1 && d.n_past == before);
+                    ASSERT(n == 0 && n_tokens(s) == before && last_position(ctx) == before - 1 && d.n_past == before);
                     ++n_failed;
                 }
             }
             ids seen;
             while (seen.size() < 30) {
                 int32_t             token  = 5;
-                const int32_t       before = dspark_session_n_tokens(s);
+                const int32_t       before = n_tokens(s);
                 const dspark_status status = dspark_session_next(s, nullptr, -1, &token);
                 if (status == DSPARK_OK) {
                     seen.push_back(token);
                     continue;
                 }
                 ASSERT_STATUS(DSPARK_ERROR_CALLBACK, status);
-                ASSERT(token == 0 && dspark_session_n_tokens(s) == before);
+                ASSERT(token == 0 && n_tokens(s) == before);
                 check(s, ctx, d.sequence);
                 ++n_failed;
             }
             ASSERT(n_failed == 1);
             ASSERT(seen == ids(text.begin(), text.begin() + 30));
             // the drafter has every position and drafts on
-            if (dspark_session_n_draft_past(s) != dspark_session_n_tokens(s)) {
+            if (state_of(s).n_draft_past != n_tokens(s)) {
                 fprintf(stderr, "after the failure of %s (%d) the drafter lacks positions: it has %d of %d\n", what, when,
-                        dspark_session_n_draft_past(s), dspark_session_n_tokens(s));
+                        state_of(s).n_draft_past, n_tokens(s));
                 exit(1);
             }
             dspark_session_free(s);
@@ -890,10 +1015,10 @@ static void test_failing_callbacks(llama_model * model) {
         d.fail_in   = 0;
         ASSERT_STATUS(DSPARK_ERROR_CALLBACK, dspark_session_rewind(s, 5));
         ASSERT_OK(dspark_session_rewind(s, 5));
-        ASSERT(d.n_past == 5 && dspark_session_n_tokens(s) == 5);
+        ASSERT(d.n_past == 5 && n_tokens(s) == 5);
         append(s, ids(prompt.begin() + 5, prompt.end()));
         ASSERT(generate(s, 20) == ids(text.begin(), text.begin() + 20));
-        ASSERT(dspark_session_n_draft_past(s) == dspark_session_n_tokens(s));
+        ASSERT(state_of(s).n_draft_past == n_tokens(s));
         dspark_session_free(s);
     }
     // proposals that are none
@@ -948,6 +1073,11 @@ static void test_failing_callbacks(llama_model * model) {
 
 // llama_decode fails (the host's abort callback ends it) in the prompt and in a round: the sequence is as before.
 static bool abort_now = false;
+static int  n_asked = 0, abort_at = -1;
+
+static bool on_abort(void *) {
+    return abort_now || n_asked++ == abort_at;
+}
 
 static void test_failing_decode(llama_model * model) {
     const ids text = greedy(model, prompt, 40);
@@ -960,31 +1090,87 @@ static void test_failing_decode(llama_model * model) {
             d.layers = {0, 1};
         }
         dspark_session * s = open_session(ctx, d);
-        toy::llama().llama_set_abort_callback(ctx, [](void *) { return abort_now; }, nullptr);
+        toy::llama().llama_set_abort_callback(ctx, on_abort, nullptr);
         int32_t n = 5, token = 5;
         abort_now = true;
         ASSERT_STATUS(DSPARK_ERROR_BACKEND, dspark_session_append(s, prompt.data(), (int32_t) prompt.size(), &n));
-        ASSERT(n == 0 && dspark_session_n_tokens(s) == 0 && last_position(ctx) == -1 && d.n_past == 0);
+        ASSERT(n == 0 && n_tokens(s) == 0 && last_position(ctx) == -1 && d.n_past == 0);
         abort_now = false;
         append(s, prompt);
         ids seen;
         for (int i = 0; seen.size() < 30; ++i) {
             abort_now                  = i % 4 == 3;
-            const int32_t       before = dspark_session_n_tokens(s);
+            const int32_t       before = n_tokens(s);
             const dspark_status status = dspark_session_next(s, nullptr, -1, &token);
             if (status == DSPARK_OK) {
                 seen.push_back(token);
             } else {
                 ASSERT_STATUS(DSPARK_ERROR_BACKEND, status);
-                ASSERT(token == 0 && dspark_session_n_tokens(s) == before && last_position(ctx) == before - 1);
+                ASSERT(token == 0 && n_tokens(s) == before && last_position(ctx) == before - 1);
             }
             abort_now = false;
         }
         ASSERT(seen == ids(text.begin(), text.begin() + 30));
-        ASSERT(dspark_session_n_draft_past(s) == dspark_session_n_tokens(s));
+        ASSERT(state_of(s).n_draft_past == n_tokens(s));
         dspark_session_free(s);
         toy::llama().llama_free(ctx);
     }
+}
+
+// The same where a batch is decoded in parts: those before the failure are taken back too.
+static void test_failing_decode_in_parts(llama_model * model) {
+    const ids       text = greedy(model, prompt, 40);
+    llama_context * ctx  = open_context(model, {128, 32, 2, 1, nullptr});
+    script          d;
+    d.sequence         = joined(prompt, text);
+    d.layers           = {0, 1};
+    dspark_session * s = open_session(ctx, d);
+    toy::llama().llama_set_abort_callback(ctx, on_abort, nullptr);
+    n_asked = 0;
+    append(s, prompt);
+    const int n_prompt = n_asked;
+    ASSERT(n_prompt >= 4); // 4 parts
+    int n_failed = 0;
+    for (int at = 0; at < n_prompt; at += 1 + n_prompt / 40) {
+        ASSERT_OK(dspark_session_rewind(s, 0));
+        n_asked               = 0;
+        abort_at              = at;
+        int32_t             n = 5;
+        const dspark_status status = dspark_session_append(s, prompt.data(), (int32_t) prompt.size(), &n);
+        abort_at = -1;
+        if (status != DSPARK_OK) {
+            ASSERT_STATUS(DSPARK_ERROR_BACKEND, status);
+            ASSERT(n == 0 && n_tokens(s) == 0 && last_position(ctx) == -1 && d.n_past == 0);
+            ++n_failed;
+        }
+    }
+    ASSERT(n_failed >= 4);
+    ASSERT_OK(dspark_session_rewind(s, 0));
+    append(s, prompt);
+    ASSERT(generate(s, 2) == ids(text.begin(), text.begin() + 2));
+    for (int at = 0; at < n_prompt; at += 1 + n_prompt / 40) {
+        ASSERT_OK(dspark_session_settle(s));
+        const int32_t n = n_tokens(s);
+        if (n > (int32_t) prompt.size() + 20) {
+            ASSERT_OK(dspark_session_rewind(s, (int32_t) prompt.size() + 1));
+            append(s, {text[1]});
+            ASSERT(next(s) == text[2]);
+            continue;
+        }
+        int32_t token = 5;
+        n_asked       = 0;
+        abort_at      = at;
+        const dspark_status status = dspark_session_next(s, nullptr, -1, &token);
+        abort_at = -1;
+        if (status != DSPARK_OK) {
+            ASSERT_STATUS(DSPARK_ERROR_BACKEND, status);
+            ASSERT(token == 0 && n_tokens(s) == n && last_position(ctx) == n - 1);
+            token = next(s);
+        }
+        ASSERT(token == d.sequence[(size_t) n + 1]);
+    }
+    dspark_session_free(s);
+    toy::llama().llama_free(ctx);
 }
 
 // With the same seed a sampler chooses the same tokens whatever is drafted.
@@ -1152,9 +1338,12 @@ int main() {
     test_context_full(model);
     test_batches(model);
     test_bad_arguments(model);
+    test_one_call_at_a_time(model);
+    test_getters(model);
     test_mismatch(model);
     test_touched_from_outside(model);
     test_failing_decode(model);
+    test_failing_decode_in_parts(model);
     test_samplers(model);
     test_confidence(model);
     test_lifetimes(model);

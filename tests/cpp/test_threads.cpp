@@ -22,18 +22,22 @@ static std::vector<int32_t> walk(const dspark_draft * draft, uint32_t seed) {
     ASSERT_OK(dspark_draft_context_create(draft, nullptr, &params, &context));
     const size_t             width = (size_t) options.H * options.target_layers.size();
     const std::vector<float> f     = toy::random_values(width * 600, seed);
+    std::vector<float>       logits(5 * (size_t) options.Vd);
     std::vector<int32_t>     seen;
     for (int32_t round = 0; round < 60; ++round) {
-        const int32_t n_past = dspark_draft_context_n_past(context);
+        dspark_draft_context_state state;
+        state.struct_size = sizeof(state);
+        ASSERT_OK(dspark_draft_context_get_state(context, &state));
+        const int32_t n_past = state.n_past;
         const int32_t n      = round == 30 ? 450 : 1 + round % 5;
         ASSERT_OK(dspark_draft_context_append(context, f.data() + width * (size_t) (n_past % 100), n > 100 ? 450 : n));
         dspark_proposal p;
-        ASSERT_OK(dspark_draft_context_propose(context, (int32_t) ((seed + (uint32_t) round) % (uint32_t) options.V), 5, round % 2, &p));
+        ASSERT_OK(dspark_draft_context_propose(context, (int32_t) ((seed + (uint32_t) round) % (uint32_t) options.V), 5, round % 2 ? logits.data() : nullptr, &p));
         seen.insert(seen.end(), p.ids, p.ids + p.n);
-        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, -1 - (int32_t) seed, 5, false, &p));
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_propose(context, -1 - (int32_t) seed, 5, nullptr, &p));
         ASSERT(strstr(dspark_last_error(), ("token " + std::to_string(-1 - (int32_t) seed)).c_str()));
         if (round % 7 == 6) {
-            ASSERT_OK(dspark_draft_context_rewind(context, dspark_draft_context_n_past(context) / 2));
+            ASSERT_OK(dspark_draft_context_rewind(context, n_past / 2));
         }
     }
     dspark_draft_context_free(context);

@@ -21,11 +21,15 @@ def edit(
     tensors: Mapping[str, np.ndarray] | None = None,
     drop: Iterable[str] = (),
     rename: Mapping[str, str] | None = None,
+    recount: bool = True,
 ) -> Path:
     """Copy a file. keys: values of the old one's type, (value, GGUFValueType), or DROP; tensors: replaced or added, in
-    NumPy order; drop: tensors left out."""
+    NumPy order; drop: tensors left out; recount: dflash.tensor_count follows."""
     reader = GGUFReader(source)
     keys = dict(keys or {})
+    if recount and "dflash.tensor_count" in reader.fields:
+        kept = {t.name for t in reader.tensors} - set(drop)
+        keys.setdefault("dflash.tensor_count", len(kept | set(tensors or {})))
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     arch = keys.get("general.architecture", fields["general.architecture"].contents())
     writer = GGUFWriter(out, arch)

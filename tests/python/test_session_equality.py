@@ -197,7 +197,7 @@ def test_sampled_text_with_a_draft_is_the_text_without_it(
     With f32 caches: an f16 one moves the logits of a block by up to 6e-4, enough to flip a draw now and then.
     """
     llm = open_tiny(type_k=F32, type_v=F32)
-    with Sampler(**settings) as sampler:
+    with Sampler(llm, **settings) as sampler:
         plain = generate(llm, None, PROMPT, sampler=sampler)
 
     def fresh() -> Any:
@@ -205,7 +205,7 @@ def test_sampled_text_with_a_draft_is_the_text_without_it(
             return converted("deepspec-qwen3-vanilla")
         return scripted([*PROMPT, *plain], [7, 0, 3]) if drafter == "scripted" else constant(32)
 
-    with Sampler(**settings) as sampler:
+    with Sampler(llm, **settings) as sampler:
         assert generate(llm, fresh(), PROMPT, sampler=sampler) == plain
         sampler.reset()
         assert generate(llm, fresh(), PROMPT, sampler=sampler) == plain, "after reset()"

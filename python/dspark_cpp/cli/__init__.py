@@ -16,7 +16,7 @@ from .. import __version__, errors
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "inspect", "convert", "demo", "doctor")
+_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor")
 
 
 class _Version(argparse.Action):

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if draft_path and not args.no_draft:
         draft = Draft(draft_path, target=llm, device="CPU" if args.gpu_layers_draft == 0 else None)
     sampler = (
-        Sampler(temp=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed)
+        Sampler(llm, temp=args.temp, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed)
         if args.temp > 0
         else None
     )

@@ -109,6 +109,7 @@ def _metadata(draft: Draft, tensors: list[Tensor], name: str, outtype: str, uses
     if draft.markov is not None and draft.markov.kind != "vanilla":
         m.text(f"{ARCH}.markov_head_type", draft.markov.kind)
     m.text(f"{ARCH}.verifier.name", draft.verifier)
+    m.number(f"{ARCH}.tensor_count", len(tensors))
     m.number("general.quantization_version", 2)
     return m
 

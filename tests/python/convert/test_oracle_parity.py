@@ -24,6 +24,7 @@ OURS = {
     "dflash.attention.value_norm",
     "dflash.markov_head_type",
     "dflash.verifier.name",
+    "dflash.tensor_count",
     "dflash.tokens_sha256",
     "dflash.source.format",
     "dflash.source.sha256",
