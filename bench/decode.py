@@ -1,7 +1,8 @@
-"""Speed and acceptance of a draft on real prompts: plain decoding and several draft lengths, interleaved prompt by prompt.
+"""Speed and acceptance of a draft on real prompts: plain decoding and several draft lengths, prompt by prompt.
 
-PROMPTS is a JSON-lines file; each line has "prompt" or "turns" (text, put into the model's chat template) or "ids" (token
-ids).  Acceptance depends on what is written, so results from token ids are labelled: random ids say nothing about a draft.
+PROMPTS is a JSON-lines file; each line has "prompt" or "turns" (text, put into the model's chat template) or "ids"
+(token ids). Acceptance depends on what is written, so results from token ids are labelled: random ids say nothing
+about a draft.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def main() -> None:
     parser.add_argument("-md", "--draft")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-n", "--n-predict", type=int, default=96)
-    parser.add_argument("--n-max", default="", help="draft lengths, comma separated; default: 1, 2, 3 and the draft's own")
+    parser.add_argument(
+        "--n-max", default="", help="draft lengths, comma separated; default: 1, 2, 3 and the draft's own"
+    )
     parser.add_argument("--limit", type=int, help="prompts of each file")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -62,7 +65,10 @@ def main() -> None:
         for path in args.prompts:
             rows = read_prompts(path, args.limit)
             ratios: dict[int, list[float]] = {k: [] for k in lengths}
-            totals = {k: {"draft_n": 0, "accepted": 0, "rounds": 0, "same": 0, "at": [[0, 0] for _ in range(32)]} for k in lengths}
+            totals = {
+                k: {"draft_n": 0, "accepted": 0, "rounds": 0, "same": 0, "at": [[0, 0] for _ in range(32)]}
+                for k in lengths
+            }
             plain_rate = []
             for row in rows:
                 ids = row["ids"] if "ids" in row else encode_chat(llm, [{"role": "user", "content": row["text"]}])
@@ -85,7 +91,9 @@ def main() -> None:
                 report.append(
                     {
                         "prompts": path.stem,
-                        "kind": "text" if all("text" in row for row in rows) else "token ids: acceptance not representative",
+                        "kind": "text"
+                        if all("text" in row for row in rows)
+                        else "token ids: acceptance not representative",
                         "n_max": k,
                         "plain_tokens_per_second": statistics.median(plain_rate),
                         "speed_ratio": statistics.median(ratios[k]),
@@ -102,7 +110,8 @@ def main() -> None:
         rates = " ".join(f"{rate:.2f}" for rate in row["acceptance_per_position"])
         label = "" if row["kind"] == "text" else f"  [{row['kind']}]"
         print(
-            f"{row['prompts']:10} n_max {row['n_max']}: {row['speed_ratio']:.2f}x of {row['plain_tokens_per_second']:.0f} tokens/s, "
+            f"{row['prompts']:10} n_max {row['n_max']}: {row['speed_ratio']:.2f}x of "
+            f"{row['plain_tokens_per_second']:.0f} tokens/s, "
             f"{row['mean_accepted_length']:.2f} tokens a round ({rates}), same text {row['same_text']}{label}"
         )
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import cffi
 
@@ -15,7 +16,7 @@ extern "Python" int dspark_py_propose(void *, int32_t, int32_t, int32_t, int32_t
 
 def declarations(header: str) -> str:
     """The part of the header between its cdef marks, without what only the C compiler needs."""
-    text = open(header, encoding="utf-8").read()
+    text = Path(header).read_text(encoding="utf-8")
     body = text.split("/* cdef:", 1)[1].split("*/", 1)[1].split("/* cdef: end */", 1)[0]
     return re.sub(r"\bDSPARK_API\b", "", body)
 

@@ -21,7 +21,17 @@ except ImportError as exc:
         "pip install --force-reinstall --no-deps dspark-cpp-python"
     ) from exc
 
-__all__ = ["TESTED_LLAMA_CPP", "check", "ffi", "lib", "model_pointer", "context_pointer", "path_bytes", "text", "tokens"]
+__all__ = [
+    "TESTED_LLAMA_CPP",
+    "check",
+    "ffi",
+    "lib",
+    "model_pointer",
+    "context_pointer",
+    "path_bytes",
+    "text",
+    "tokens",
+]
 
 #: llama-cpp-python versions that the tests have run with: from the first, below the second
 TESTED_LLAMA_CPP = ("0.3.36", "0.3.37")

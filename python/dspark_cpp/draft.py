@@ -28,7 +28,8 @@ def device_of_target(llm: Any) -> str:
     require_llama(llm)
     gpus = [name for name, kind in devices() if kind in ("gpu", "igpu")]
     if gpus and llm.model_params.n_gpu_layers != 0:
-        return gpus[min(max(llm.model_params.main_gpu, 0), len(gpus) - 1)]
+        main_gpu = int(llm.model_params.main_gpu)
+        return gpus[min(max(main_gpu, 0), len(gpus) - 1)]
     return "CPU"
 
 
@@ -107,7 +108,8 @@ class Draft:
         """Logits of draft rows spread over the target's vocabulary.
 
         Shapes:
-            logits: (n_vocab_draft,) or (n, n_vocab_draft) float32; returns (..., n_vocab), -inf where the draft has no row.
+            logits: (n_vocab_draft,) or (n, n_vocab_draft) float32.
+            Returns: (..., n_vocab) float32, -inf where the draft has no row.
         """
         rows = np.ascontiguousarray(logits, dtype=np.float32)
         width = self.n_vocab_draft or rows.shape[-1]
@@ -337,7 +339,11 @@ class DraftContext:
         out = ffi.new("dspark_proposal *")
         n_max = self.draft.n_draft_max if n_max is None else integer(n_max, "n_max")
         anchor = integer(anchor, "anchor")
-        rows = np.empty((min(max(n_max, 0), self.draft.n_draft_max), self._state().n_logits), np.float32) if logits else None
+        rows = (
+            np.empty((min(max(n_max, 0), self.draft.n_draft_max), self._state().n_logits), np.float32)
+            if logits
+            else None
+        )
         pointer = ffi.NULL if rows is None else ffi.cast("float *", rows.ctypes.data)
         check(lib.dspark_draft_context_propose(self._handle(), anchor, n_max, pointer, out))
         n = out.n

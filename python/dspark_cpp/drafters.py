@@ -60,7 +60,7 @@ class Bridge:
 
 
 def _keep(exception: Any, value: BaseException, traceback: Any) -> None:
-    """Called by cffi for what a callback raises, wherever in it, KeyboardInterrupt included: it must not be lost in C."""
+    """Called by cffi for whatever a callback raises, KeyboardInterrupt included: it must not be lost in C."""
     bridge: Bridge = ffi.from_handle(traceback.tb_frame.f_locals["user_data"])
     bridge.exception = value
 

@@ -36,9 +36,7 @@ def integer(value: Any, what: str) -> int:
     return number
 
 
-def fill_context_params(
-    params: Any, *, n_threads: int | None, type_k: str, type_v: str, n_ctx: int | None
-) -> None:
+def fill_context_params(params: Any, *, n_threads: int | None, type_k: str, type_v: str, n_ctx: int | None) -> None:
     if n_threads is not None:
         params.n_threads = integer(n_threads, "n_threads")
     params.type_k = ggml_type(type_k)

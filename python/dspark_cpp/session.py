@@ -26,8 +26,8 @@ _SOURCES = {"auto": 0, "taps": 1, "eval": 2}
 class _Handle:
     """Keeps the C session alive; the target's Llama keeps it too, and closes it before its context goes.
 
-    It refers to neither the Llama nor the Session, so that no cycle keeps any of them alive. That there is one call at a
-    time is the C library's care: a lock taken here could be lost to a signal.
+    It refers to neither the Llama nor the Session, so that no cycle keeps any of them alive. That there is one call at
+    a time is the C library's care: a lock taken here could be lost to a signal.
     """
 
     def __init__(self, ptr: Any) -> None:
@@ -50,9 +50,10 @@ class _Handle:
 class Session:
     """Decodes one sequence of a target with a draft; the output is the target's own.
 
-    Every token is chosen from the target's logits given the tokens before it; the draft only decides how many of them one
-    target batch computes. The session takes over sequence 0 of the target's context: while it is open, use the Llama
-    object for its tokenizer and properties only. One thread at a time; different sessions run side by side.
+    Every token is chosen from the target's logits given the tokens before it; the draft only decides how many of them
+    one target batch computes. The session takes over sequence 0 of the target's context: while it is open, use the
+    Llama object for its tokenizer and properties only. One call at a time: another one, from a second thread, raises
+    StateError. Different sessions run side by side.
 
     Args:
         target: An open llama_cpp.Llama. Its architecture needs layer-input taps, or open it with ``open_target()``.
@@ -116,7 +117,8 @@ class Session:
             check(lib.dspark_session_create_with_drafter(context, self._bridge.table, params, out))
         else:
             raise errors.ArgumentError(
-                f"draft is a {type(draft).__name__}, expected a Draft, a path, None, or an object with n_draft_max and propose()"
+                f"draft is a {type(draft).__name__}, expected a Draft, a path, None, or an object with n_draft_max "
+                "and propose()"
             )
         self._owned = _Handle(out[0])
         self._target = target
@@ -171,7 +173,8 @@ class Session:
         ``n_draft_max`` limits the proposal if this call starts a round; 0 for none.
 
         Raises:
-            ContextFullError: No position is left. StateError: Nothing was appended, or the memory was changed by another.
+            ContextFullError: No position is left.
+            StateError: Nothing was appended, or the target's memory was changed from outside.
         """
         out = ffi.new("int32_t *")
         limit = -1 if n_draft_max is None else self._limit(n_draft_max)
@@ -189,9 +192,9 @@ class Session:
     ) -> Iterator[int]:
         """Yields the tokens that follow a prompt.
 
-        What the prompt shares with the sequence so far is not decoded again. Ends after an end-of-generation token (which is
-        yielded; ``finish_reason`` "stop"), or when max_tokens were yielded or the sequence has n_ctx tokens ("length").
-        Closing the generator early leaves the session at the last yielded token.
+        What the prompt shares with the sequence so far is not decoded again. Ends after an end-of-generation token
+        (which is yielded; ``finish_reason`` "stop"), or when max_tokens were yielded or the sequence has n_ctx tokens
+        ("length"). Closing the generator early leaves the session at the last yielded token.
         """
         ids = tokens(prompt, "prompt")
         if not len(ids):
@@ -348,7 +351,7 @@ class Session:
         return self._owned is None or self._owned.closed
 
     def close(self) -> None:
-        """Frees the session. The target keeps the sequence, and can be used by others again. May be called more than once."""
+        """Frees the session; may be called more than once. The target keeps the sequence, and others may use it."""
         if self._owned is not None:
             self._owned.close()
 

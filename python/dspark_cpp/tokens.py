@@ -31,7 +31,7 @@ def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
     formatter = llama_chat_format.Jinja2ChatFormatter(
         template=template, eos_token=special(llm.token_eos()), bos_token=special(llm.token_bos())
     )
-    prompt = formatter(messages=messages).prompt  # type: ignore[arg-type]
+    prompt = formatter(messages=messages).prompt
     return list(llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True))
 
 

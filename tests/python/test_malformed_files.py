@@ -140,7 +140,13 @@ def test_a16_each_tensor_is_required_or_borrowed_from_the_target(
     source = converted(name, True)
     borrowed = {"token_embd.weight": "embedding"} | ({} if "d2t" in tensor_names(source) else {"output.weight": "head"})
     # of these a file without them is another, complete draft: only the count of tensors tells that they were lost
-    optional = ("conf_proj.bias", "rope_freqs.weight", "post_attention_norm.weight", "post_ffw_norm.weight", "layer_output_scale.weight")
+    optional = (
+        "conf_proj.bias",
+        "rope_freqs.weight",
+        "post_attention_norm.weight",
+        "post_ffw_norm.weight",
+        "layer_output_scale.weight",
+    )
     accepted = []
     for missing in tensor_names(source):
         with pytest.raises(FormatError):

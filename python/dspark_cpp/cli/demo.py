@@ -82,12 +82,20 @@ def run(args: argparse.Namespace) -> int:
     if identical:
         print(f"text:        identical, {len(plain['ids'])} tokens")
     else:
-        print(f"text:        differs from token {same} on (two nearly equal logits; see README, \"The same text\")")
-    print(f"speed:       {rates[0]:.1f} tokens/s without, {rates[1]:.1f} with: {rates[1] / rates[0]:.2f}x (medians of {args.repeat})")
-    print(f"acceptance:  {stats.draft_n_accepted} of {stats.draft_n} drafted, {stats.mean_accepted_length:.2f} tokens a round")
+        print(f'text:        differs from token {same} on (two nearly equal logits; see README, "The same text")')
+    print(
+        f"speed:       {rates[0]:.1f} tokens/s without, {rates[1]:.1f} with: {rates[1] / rates[0]:.2f}x "
+        f"(medians of {args.repeat})"
+    )
+    print(
+        f"acceptance:  {stats.draft_n_accepted} of {stats.draft_n} drafted, "
+        f"{stats.mean_accepted_length:.2f} tokens a round"
+    )
     print(f"by position: {', '.join(f'{rate:.2f}' for rate in stats.acceptance_per_position)}")
     ms = 1e3 / max(1, stats.n_rounds)
     print(f"one round:   draft {stats.t_draft * ms:.2f} ms, target {stats.t_verify * ms:.2f} ms")
     if rates[1] < rates[0]:
-        print("Verifying a block costs more here than it saves: llama.cpp's CPU kernels do not make small batches cheap.")
+        print(
+            "Verifying a block costs more here than it saves: llama.cpp's CPU kernels do not make small batches cheap."
+        )
     return 0

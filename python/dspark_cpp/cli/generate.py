@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
     p = subparsers.add_parser(
         "generate",
         help="generate text, with a draft or without",
-        description="Generates text. Without -m and -md it uses the demo pair. Text goes to stdout, a summary to stderr.",
+        description="Generates text, with the demo pair unless -m is given. Text on stdout, a summary on stderr.",
     )
     p.add_argument("-m", "--model", metavar="GGUF", help="target model; default: the demo target")
     p.add_argument("-md", "--model-draft", metavar="GGUF", help="draft; default: the demo draft if -m is not given")
@@ -29,16 +29,24 @@ def add_parser(subparsers: Any) -> None:
     p.add_argument("-c", "--ctx-size", type=int, default=2048, metavar="N", help="context size (2048)")
     p.add_argument("-b", "--batch-size", type=int, default=512, metavar="N", help="tokens of one prompt batch (512)")
     p.add_argument("-t", "--threads", type=int, metavar="N", help="threads; default: llama-cpp-python's choice")
-    p.add_argument("-ngl", "--gpu-layers", type=int, default=0, metavar="N", help="target layers on the GPU, -1: all (0)")
-    p.add_argument("-ngld", "--gpu-layers-draft", type=int, metavar="N", help="0: draft on the CPU; default: as the target")
+    p.add_argument(
+        "-ngl", "--gpu-layers", type=int, default=0, metavar="N", help="target layers on the GPU, -1: all (0)"
+    )
+    p.add_argument(
+        "-ngld", "--gpu-layers-draft", type=int, metavar="N", help="0: draft on the CPU; default: as the target"
+    )
     p.add_argument("--temp", type=float, default=0.0, help="temperature; 0: greedy (0)")
     p.add_argument("--top-k", type=int, default=40)
     p.add_argument("--top-p", type=float, default=0.95)
     p.add_argument("--min-p", type=float, default=0.05)
     p.add_argument("--seed", type=int, help="seed of the draws; default: random")
     p.add_argument("--no-draft", action="store_true", help="decode plainly")
-    p.add_argument("--n-max", type=int, metavar="K", help="most drafted tokens a round; default: all that the draft proposes")
-    p.add_argument("--confidence-min", type=float, default=0.0, metavar="P", help="end a proposal at a lower confidence (0)")
+    p.add_argument(
+        "--n-max", type=int, metavar="K", help="most drafted tokens a round; default: all that the draft proposes"
+    )
+    p.add_argument(
+        "--confidence-min", type=float, default=0.0, metavar="P", help="end a proposal at a lower confidence (0)"
+    )
     p.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-generation tokens")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     p.add_argument("--trace", action="store_true", help="with --json: every round")
@@ -116,9 +124,7 @@ def run(args: argparse.Namespace) -> int:
         pieces: list[str] = []
         rounds: list[dict[str, Any]] = []
         prompt = _prompt_ids(args, llm)
-        tokens = session.generate(
-            prompt, max_tokens=args.n_predict, sampler=sampler, stop_at_eog=not args.ignore_eos
-        )
+        tokens = session.generate(prompt, max_tokens=args.n_predict, sampler=sampler, stop_at_eog=not args.ignore_eos)
         start = time.perf_counter()
         for token in tokens:
             ids.append(token)
@@ -181,7 +187,8 @@ def _summary(result: dict[str, Any], n_rounds: int) -> None:
     if result["draft_n"]:
         rate = result["draft_n_accepted"] / result["draft_n"]
         text += (
-            f"; {n_rounds} rounds, {result['draft_n_accepted']} of {result['draft_n']} drafted tokens accepted ({rate:.0%}), "
+            f"; {n_rounds} rounds, {result['draft_n_accepted']} of {result['draft_n']} drafted tokens "
+            f"accepted ({rate:.0%}), "
             f"{result['mean_accepted_length']:.2f} tokens a round"
         )
     elif result["disabled_reason"]:
