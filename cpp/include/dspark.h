@@ -343,7 +343,8 @@ DSPARK_API dspark_status dspark_session_append(dspark_session * session, const i
  * Rows of a verified block are sampled one by one as they are asked for; a new round (propose, decode) is run when none
  * is left.  n_draft_max limits this round's proposal: -1 for the session's limit, 0 for none.
  * The returned token is not yet in the target's memory: n_tokens() does not count it.
- * Errors: DSPARK_ERROR_CONTEXT_FULL, _STATE (nothing appended, or the target's memory was moved by somebody else),
+ * Errors: DSPARK_ERROR_CONTEXT_FULL, _STATE (nothing appended, or the target's memory was moved by somebody else, which
+ * shows in its last position alone: other tokens put in place of the session's are not noticed),
  * _BACKEND and _CALLBACK (the sequence is as before the call; the call may be repeated). */
 DSPARK_API dspark_status dspark_session_next(dspark_session * session, struct llama_sampler * sampler, int32_t n_draft_max,
         int32_t * out_token);
@@ -359,12 +360,13 @@ DSPARK_API dspark_status dspark_session_rewind(dspark_session * session, int32_t
 
 typedef struct dspark_session_state {
     size_t       struct_size;
-    const char * disabled_reason; /* why the session does not draft (static text), NULL if it does */
+    const char * disabled_reason; /* why the session does not draft now (static text), NULL if it does */
     const char * feature_source;  /* "layer taps", "evaluation callback" or "none" */
     int32_t      n_tokens;        /* in the target's memory; the pending one is not counted */
     int32_t      n_ctx;           /* longest sequence */
     int32_t      n_draft_past;    /* positions whose features the drafter holds or will be given before its next proposal */
     int32_t      pending;         /* the token returned last and not decoded yet, -1 if there is none */
+    bool         has_round;       /* a round was run since the last append or rewind */
 } dspark_session_state;
 
 DSPARK_API dspark_status dspark_session_get_state(dspark_session * session, dspark_session_state * state);
@@ -407,7 +409,7 @@ typedef struct dspark_round {
     float   confidence_logits[DSPARK_BLOCK_MAX];
 } dspark_round;
 
-/* DSPARK_ERROR_STATE before the first round. */
+/* DSPARK_ERROR_STATE before the first round since the last append or rewind. */
 DSPARK_API dspark_status dspark_session_get_round(dspark_session * session, dspark_round * round);
 
 /* cdef: end */

@@ -641,6 +641,7 @@ dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state 
         state->n_ctx           = impl.n_ctx();
         state->n_draft_past    = impl.n_draft_past();
         state->pending         = impl.pending();
+        state->has_round       = impl.has_round();
     });
 }
 

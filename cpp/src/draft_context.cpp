@@ -298,6 +298,11 @@ void draft_context::rewind(int32_t n_past) {
     pending_.resize((size_t) (n_past - n_injected_) * (size_t) model_->hp.n_features());
 }
 
+const char * draft_context::unable_reason() const {
+    const bool fits = params_.n_ctx == 0 || n_past() + model_->hp.block_size <= params_.n_ctx;
+    return fits ? nullptr : "a block no longer fits into the draft's context";
+}
+
 void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out) {
     const draft_hparams & hp = model_->hp;
     out                      = proposal{};
@@ -311,7 +316,7 @@ void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, pro
     if (n_past() == 0) {
         fail(DSPARK_ERROR_STATE, "the draft has no target features yet: append the prompt's before proposing");
     }
-    if (params_.n_ctx > 0 && n_past() + hp.block_size > params_.n_ctx) {
+    if (unable_reason()) {
         return;
     }
     reserve_cells(n_past() + hp.block_size);

@@ -31,6 +31,7 @@ class draft_context : public drafter {
     void                         rewind(int32_t n_past) override;
     int32_t                      n_past() const override { return n_injected_ + n_pending(); }
     void                         propose(int32_t anchor, int32_t n_max, proposal & out) override { propose(anchor, n_max, false, out); }
+    const char *                 unable_reason() const override;
     int64_t                      compute_us() const override { return compute_us_; }
 
     void propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out);

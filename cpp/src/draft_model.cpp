@@ -123,9 +123,10 @@ class draft_loader {
         // Positions of a draft are one-dimensional, where M-RoPE with the degenerate sections (n_rot/2, 0, 0, 0) is plain rope.
         if (file.has("dflash.rope.dimension_sections")) {
             const std::vector<int32_t> sections = file.get_i32_array("dflash.rope.dimension_sections");
-            for (size_t i = 1; i < sections.size(); ++i) {
-                if (sections[i] != 0) {
-                    file.refuse(format("dflash.rope.dimension_sections[%zu] is %d, expected 0", i, sections[i]));
+            for (size_t i = 0; i < sections.size(); ++i) {
+                const int32_t wanted = i == 0 ? hp.n_rot / 2 : 0;
+                if (sections[i] != wanted) {
+                    file.refuse(format("dflash.rope.dimension_sections[%zu] is %d, expected %d", i, sections[i], wanted));
                 }
             }
         }
@@ -143,10 +144,10 @@ class draft_loader {
             hp.rope_beta_fast  = file.get_f32("dflash.rope.scaling.yarn_beta_fast", 32.0f);
             hp.rope_beta_slow  = file.get_f32("dflash.rope.scaling.yarn_beta_slow", 1.0f);
             hp.rope_n_ctx_orig = get_count("dflash.rope.scaling.original_context_length", INT32_MAX);
-            // ggml multiplies by 1 + 0.1 ln(factor), the usual attention factor, by itself
-            if (file.has("dflash.rope.scaling.yarn_attn_factor")) {
-                hp.rope_attn_factor = file.get_f32("dflash.rope.scaling.yarn_attn_factor") / (1.0f + 0.1f * std::log(factor));
-            }
+            // where it extrapolates, ggml multiplies by 1 + 0.1 ln(factor), the usual attention factor, by itself
+            const float usual   = 1.0f + 0.1f * std::log(factor);
+            const float wanted  = file.get_f32("dflash.rope.scaling.yarn_attn_factor", usual);
+            hp.rope_attn_factor = hp.rope_ext_factor != 0.0f ? wanted / usual : wanted;
         } else if (scaling != "none") {
             file.refuse("dflash.rope.scaling.type is \"" + scaling + "\", expected none, linear or yarn");
         }

@@ -43,6 +43,9 @@ class drafter {
     // At most n_max tokens to follow anchor, which stands at position n_past().
     virtual void propose(int32_t anchor, int32_t n_max, proposal & out) = 0;
 
+    // Null, or why it cannot propose for the present sequence (static text).
+    virtual const char * unable_reason() const { return nullptr; }
+
     // Microseconds spent inside ggml's graph compute since construction.
     virtual int64_t compute_us() const { return 0; }
 };

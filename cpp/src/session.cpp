@@ -56,6 +56,12 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
     }
     n_ctx_           = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
     disabled_reason_ = !draft_ ? "no draft was given" : target_.no_rollback_reason();
+    if (!disabled_reason_ && settings.n_draft_max == 0) {
+        disabled_reason_ = "n_draft_max is 0";
+    }
+    if (!disabled_reason_ && target_.n_batch() < 2) {
+        disabled_reason_ = "the target's n_batch is 1: there is no room for a draft";
+    }
     reset_stats();
     target_.clear();
 }
@@ -72,12 +78,20 @@ void session::reset_stats() {
     stats_.struct_size = sizeof(stats_);
 }
 
+const char * session::disabled_reason() const {
+    return disabled_reason_ ? disabled_reason_ : draft_->unable_reason();
+}
+
 int32_t session::n_draft_past() const {
     return draft_ ? draft_->n_past() + n_owed_ + (round_open_ ? round_.row() + 1 : 0) : 0;
 }
 
 // A host may decode on the same context behind our back; its cells must not be taken for ours.
-void session::require_untouched() const {
+void session::require_untouched() {
+    if (tail_stale_) {
+        remove_target_tail();
+        tail_stale_ = false;
+    }
     const int32_t expected = n_tokens() - 1 + (round_open_ ? round_.n_drafted() - round_.n_accepted() : 0);
     const int32_t seen     = target_.last_position();
     if (seen != expected) {
@@ -161,6 +175,8 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     close_round();
     pending_ = -1;
 
+    has_round_ = false;
+
     const int32_t      n = std::min(n_tokens_in, target_.n_batch());
     std::vector<float> features;
     logits_row_ = -1;
@@ -176,7 +192,8 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
         if (n_owed_ >= n) {
             forget_owed(n);
         }
-        remove_target_tail();
+        // not now: a drafter's callback may have closed the target
+        tail_stale_ = true;
         throw;
     }
     tokens_.insert(tokens_.end(), tokens, tokens + n);
@@ -288,6 +305,8 @@ void session::rewind(int32_t n_tokens_kept) {
     close_round();
     pending_    = -1;
     logits_row_ = -1;
+    has_round_  = false;
+    tail_stale_ = false;
     tokens_.resize((size_t) n_tokens_kept);
     remove_target_tail();
     if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {

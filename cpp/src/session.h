@@ -42,11 +42,12 @@ class session {
     int32_t                      n_tokens() const { return (int32_t) tokens_.size(); }
     int32_t                      n_ctx() const { return n_ctx_; }
     int32_t                      n_draft_past() const;
-    const char *                 disabled_reason() const { return disabled_reason_; }
+    const char *                 disabled_reason() const;
     const char *                 source_name() const { return target_.source_name(); }
     const dspark_stats &         stats() const { return stats_; }
     void                         reset_stats();
     int32_t                      pending() const { return pending_; }
+    bool                         has_round() const { return has_round_; }
 
     struct round_view {
         int32_t                    position;
@@ -59,7 +60,7 @@ class session {
     round_view last_round() const;
 
   private:
-    void    require_untouched() const;
+    void    require_untouched();
     int32_t draft_limit(int32_t n_draft_max) const;
     void    start_round(int32_t n_draft_max);
     void    close_round();
@@ -86,6 +87,7 @@ class session {
     std::vector<int32_t> tokens_;
     int32_t              pending_    = -1;
     int32_t              logits_row_ = -1; // of the target's last batch, to sample the next token from; -1: none
+    bool                 tail_stale_ = false; // the target still holds rows of an append that failed
 
     bool               round_open_ = false;
     bool               has_round_  = false; // round_* describe the last one, open or closed

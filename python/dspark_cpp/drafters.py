@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import errors
-from ._native import ffi, lib
+from ._native import ffi, lib, require_llama
 from .params import integer
 
 __all__ = ["Drafter"]
@@ -34,11 +34,12 @@ class Drafter(Protocol):
 class Bridge:
     """Keeps a Drafter and the C table that points to it; holds an exception until the session can raise it."""
 
-    def __init__(self, drafter: Drafter, n_embd: int) -> None:
+    def __init__(self, drafter: Drafter, target: Any) -> None:
         self.drafter = drafter
+        self._target = target
         self.exception: BaseException | None = None
         layers = [integer(layer, "a target layer") for layer in getattr(drafter, "target_layers", ())]
-        self.n_features = len(layers) * n_embd
+        self.n_features = len(layers) * target.n_embd()
         self._handle = ffi.new_handle(self)
         self._layers = ffi.new("int32_t[]", layers or [0])
         table = ffi.new("dspark_drafter *")
@@ -51,6 +52,10 @@ class Bridge:
         table.rewind = lib.dspark_py_rewind if hasattr(drafter, "rewind") else ffi.NULL
         table.propose = lib.dspark_py_propose
         self.table = table
+
+    def require_target(self) -> None:
+        """Called after the drafter's code: the session must not go on with a target that it has closed."""
+        require_llama(self._target)
 
     def raise_pending(self) -> None:
         """Raises what a callback raised, if it did."""
@@ -73,6 +78,7 @@ def dspark_py_append(user_data: Any, features: Any, position: int, n_rows: int) 
         buffer = ffi.buffer(features, n_rows * bridge.n_features * 4)
         rows = np.frombuffer(buffer, np.float32).reshape(n_rows, bridge.n_features)
     bridge.drafter.append(rows, position)  # type: ignore[attr-defined]
+    bridge.require_target()
     return 0
 
 
@@ -80,6 +86,7 @@ def dspark_py_append(user_data: Any, features: Any, position: int, n_rows: int) 
 def dspark_py_rewind(user_data: Any, n_past: int) -> int:
     bridge: Bridge = ffi.from_handle(user_data)
     bridge.drafter.rewind(n_past)  # type: ignore[attr-defined]
+    bridge.require_target()
     return 0
 
 
@@ -87,6 +94,7 @@ def dspark_py_rewind(user_data: Any, n_past: int) -> int:
 def dspark_py_propose(user_data: Any, anchor: int, position: int, n_max: int, out_ids: Any, out_n: Any) -> int:
     bridge: Bridge = ffi.from_handle(user_data)
     ids = [integer(token, "a drafted token") for token in bridge.drafter.propose(anchor, position, n_max)]
+    bridge.require_target()
     if len(ids) > n_max:
         raise errors.ArgumentError(f"the drafter proposed {len(ids)} tokens, expected at most {n_max}")
     for i, token in enumerate(ids):

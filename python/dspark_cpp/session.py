@@ -41,6 +41,14 @@ class _Handle:
             check(lib.dspark_session_close(self.ptr))
         self.closed = True
 
+    def close_with_target(self) -> None:
+        """The Llama is going. From inside a call of the session's own, what is left of it can never be freed."""
+        try:
+            self.close()
+        except errors.StateError:
+            self.ptr, self.closed = None, True
+            raise
+
     def __del__(self) -> None:
         ptr, self.ptr, self.closed = self.ptr, None, True
         if ptr is not None:
@@ -113,7 +121,7 @@ class Session:
         if draft is None or isinstance(draft, Draft):
             check(lib.dspark_session_create(context, ffi.NULL if draft is None else draft._handle(), params, out))
         elif isinstance(draft, Drafter):
-            self._bridge = Bridge(draft, target.n_embd())
+            self._bridge = Bridge(draft, target)
             check(lib.dspark_session_create_with_drafter(context, self._bridge.table, params, out))
         else:
             raise errors.ArgumentError(
@@ -124,7 +132,7 @@ class Session:
         self._target = target
         self._draft = draft
         self._finish_reason: str | None = None
-        target._stack.callback(self._owned.close)
+        target._stack.callback(self._owned.close_with_target)
         # Llama's own record of the sequence that the session has just emptied
         target.reset()
 
@@ -288,7 +296,7 @@ class Session:
 
     @property
     def disabled_reason(self) -> str | None:
-        """Why the session does not draft; None if it does."""
+        """Why the session does not draft now; None if it does."""
         return text(self._state().disabled_reason) or None
 
     @property
@@ -328,10 +336,10 @@ class Session:
 
     @property
     def last_round(self) -> Round | None:
-        """The round that next() sampled from last, as far as it has been sampled; None before the first."""
+        """The round that next() sampled from last, as far as it has been sampled; None before the first of a sequence."""
         out = ffi.new("dspark_round *")
         out.struct_size = ffi.sizeof("dspark_round")
-        if not self.stats.n_rounds and not out.n_drafted:
+        if not self._state().has_round:
             return None
         check(lib.dspark_session_get_round(self._handle(), out))
         confidence = None

@@ -12,8 +12,8 @@ __all__ = ["Round", "Stats"]
 class Round:
     """One round: the anchor and its drafts, verified in one target batch.
 
-    ``confidence`` holds P(accepted | all earlier accepted) of each draft, or is None; ``next`` is the target's own token
-    after the accepted ones (the correction or bonus), None while it has not been sampled.
+    ``confidence`` holds P(accepted | all earlier accepted) of each draft, or is None; ``next`` is the target's own
+    token after the accepted ones (the correction or bonus), None while it has not been sampled.
     """
 
     position: int

@@ -20,9 +20,9 @@ _lock = threading.Lock()
 def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cpp.Llama:
     """A llama_cpp.Llama whose context carries a feature tap.
 
-    The same as ``llama_cpp.Llama(model_path, **settings)`` but for one thing: llama.cpp's evaluation callback, which can
-    only be given when a context is made, is set to ours. Sessions read features through it where the architecture has
-    no layer-input taps.
+    The same as ``llama_cpp.Llama(model_path, **settings)`` but for one thing: llama.cpp's evaluation callback, which
+    can only be given when a context is made, is set to ours. Sessions read features through it where the architecture
+    has no layer-input taps.
     """
     out = ffi.new("dspark_feature_tap **")
     check(lib.dspark_feature_tap_create(out))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -33,13 +33,13 @@ def probe() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def golden(oracles: Path) -> Callable[[str], Golden]:
+def golden(oracles: Path, golden_json: Callable[[str], dict[str, Any]]) -> Callable[[str], Golden]:
     """golden(name): the goldens of a draft."""
 
     @cache
     def load(name: str) -> Golden:
         folder = oracles / "drafts" / name
-        info = json.loads((folder / "golden.json").read_text())
+        info = golden_json(name)
         with np.load(folder / "golden.npz") as arrays:
             return Golden(name, folder, info, dict(arrays))
 

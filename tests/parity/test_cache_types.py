@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 
 import llama_cpp
 import numpy as np
 import pytest
 from compare import assert_close
 from crafted import craft, features
+from dspark_cpp import Draft
 from gguf import GGMLQuantizationType as T
 from gguf.quants import dequantize
 from reference import inject, load_draft
@@ -44,7 +44,7 @@ def test_every_slot_agrees_with_an_f32_cache_on_a_trained_draft(cache_type, gold
 
 
 @pytest.fixture(scope="module")
-def demo(shared, smollm_path, demo_draft_path):
+def demo(smollm_path, demo_draft_path):
     """SmolLM2, its draft, and the true features of a text: (address of the model, draft file, tokens, rows)."""
     lib = llama_cpp.llama_cpp._lib
     try:
@@ -55,8 +55,7 @@ def demo(shared, smollm_path, demo_draft_path):
     set_tap.argtypes, set_tap.restype = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool], None
     get_tap.argtypes, get_tap.restype = [ctypes.c_void_p, ctypes.c_uint32], ctypes.POINTER(ctypes.c_float)
 
-    config = next((shared / "demo-draft").glob("*/config.json"))
-    layers = json.loads(config.read_text())["aux_hidden_state_layer_ids"]
+    layers = Draft(demo_draft_path, inspect=True).target_layers
     llm = llama_cpp.Llama(str(smollm_path), n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
     for layer in layers:
         set_tap(llm.ctx, layer, True)

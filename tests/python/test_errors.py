@@ -288,10 +288,19 @@ def test_what_is_no_sampler_is_refused(
     ],
     ids=repr,
 )
-def test_sampler_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(WRONG) as seen:
-        Sampler(**settings)
-    assert "argument" not in str(seen.value) or isinstance(seen.value, ArgumentError), "not a slip of ours"
+def test_sampler_settings_out_of_range_are_refused(settings: dict[str, Any], open_tiny: Callable[..., Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"{list(settings)[-1]} is .*expected") as seen:
+        Sampler(open_tiny(), **settings)
+    assert repr(list(settings.values())[-1]) in str(seen.value)
+
+
+def test_penalties_need_the_target(open_tiny: Callable[..., Any]) -> None:
+    for penalty in ("repeat_penalty", "presence_penalty", "frequency_penalty"):
+        with pytest.raises(ArgumentError, match="give the Llama as target"):
+            Sampler(**{penalty: 0.5})
+        Sampler(open_tiny(), **{penalty: 0.5}).close()
+    with pytest.raises(ArgumentError, match="expected a llama_cpp.Llama"):
+        Sampler("target.gguf", repeat_penalty=1.1)
 
 
 def test_open_target_fails_as_llama_does_and_leaves_llama_cpp_as_it_was(tmp_path: Path) -> None:

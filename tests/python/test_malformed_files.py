@@ -252,6 +252,8 @@ def test_metadata_out_of_range_is_refused_by_key(
 def test_the_packs_malformed_gguf_files_are_refused(
     oracles: Path, tmp_path: Path, converted: Callable[..., Path], open_tiny: Callable[..., Any]
 ) -> None:
+    if not (oracles / "malformed").is_dir():
+        pytest.skip("the malformed recipes are in the full oracle pack only")
     spec = importlib.util.spec_from_file_location("apply", oracles / "malformed" / "apply.py")
     assert spec and spec.loader
     apply = importlib.util.module_from_spec(spec)

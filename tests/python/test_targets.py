@@ -153,11 +153,10 @@ def repackage(oracles: Path, folder: Path, kind: str) -> Path:
     source = oracles / "drafts" / "deepspec-qwen3-vanilla"
     flat = json.loads((source / "config.json").read_text())
     head_keys = ["markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"]
-    other = json.loads(
-        (
-            oracles / "drafts" / ("specforge-dspark" if kind == "z-lab" else "spk-dspark-anchor-full") / "config.json"
-        ).read_text()
-    )
+    like = oracles / "drafts" / ("specforge-dspark" if kind == "z-lab" else "spk-dspark-anchor-full") / "config.json"
+    if not like.exists():
+        pytest.skip(f"{like.parent.name} is in the full oracle pack only")
+    other = json.loads(like.read_text())
     if kind == "z-lab":  # outputs of layer i, nested
         config = other
         config["dflash_config"] |= {key: flat[key] for key in [*head_keys, "target_layer_ids", "mask_token_id"]}

@@ -115,6 +115,9 @@ def test_a_busy_session_refuses_calls_of_other_threads(
                 lambda: session.append([65]),
                 lambda: session.rewind(1),
                 lambda: session.generate(PROMPT),
+                lambda: session.tokens,
+                lambda: session.stats,
+                lambda: session.last_round,
             ):
                 with pytest.raises(StateError, match="in use by another call; give each thread one of its own"):
                     call()

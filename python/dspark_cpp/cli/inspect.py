@@ -1,9 +1,10 @@
-"""dspark-cpp inspect: what a draft file is, and whether it fits a target, before anything is loaded."""
+"""dspark-cpp inspect: what a draft is, and whether it fits a target, before anything is loaded or converted."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 from .. import errors
@@ -13,28 +14,46 @@ __all__ = ["add_parser", "run"]
 
 def add_parser(subparsers: Any) -> None:
     p = subparsers.add_parser(
-        "inspect", help="show what a draft file is", description="Shows what a draft is, without loading its weights."
+        "inspect",
+        help="show what a draft file or checkpoint is",
+        description="Shows what a draft is, without loading its weights. Exit code 1 if it does not fit the target.",
     )
-    p.add_argument("file", metavar="FILE", help="a draft GGUF")
-    p.add_argument("--target", metavar="GGUF", help="check whether the draft fits this target")
+    p.add_argument("file", metavar="DRAFT", help="a draft GGUF, or a checkpoint folder")
+    p.add_argument("--target", metavar="TARGET", help="check whether the draft fits this GGUF; for a folder, also HF's")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ..draft import Draft
+    if os.path.isdir(args.file):
+        from ..convert import describe_checkpoint
 
-    with Draft(args.file, inspect=True) as draft:
-        info = draft.describe()
-        if args.target:
-            info["fits"], info["misfit"] = _fits(draft, args.target)
+        info = describe_checkpoint(args.file, args.target)
+    else:
+        info = _describe_file(args.file, args.target)
     if args.json:
         print(json.dumps(info, ensure_ascii=False))
     else:
         for key, value in info.items():
-            if value is not None:
+            if value is not None and value != []:
                 print(f"{key:20} {_shown(value)}")
     return 1 if info.get("fits") is False else 0
+
+
+def _describe_file(path: str, target: str | None) -> dict[str, Any]:
+    from ..draft import Draft
+
+    with Draft(path, inspect=True) as draft:
+        info = {
+            **draft.describe(),
+            "target_layer_outputs": [layer - 1 for layer in draft.target_layers],
+            "schema": draft.meta("dflash.source.format"),
+            "converter": draft.meta("dflash.source.converter"),
+            "n_bytes": os.path.getsize(path),
+        }
+        if target:
+            info["fits"], info["misfit"] = _fits(draft, target)
+    return info
 
 
 def _fits(draft: Any, target: str) -> tuple[bool, str | None]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import ArgumentError, FileError
+from ..errors import ArgumentError, FileError, MismatchError
 from .checkpoint import Checkpoint
+from .fields.slots import INPUT_IDS, OUTPUT_IDS
 from .normal_form import Draft
 from .outtype import resolve_outtype
 from .schemas import find_schema, read_draft
@@ -201,43 +202,88 @@ def _compare_verifier(draft: Draft, checkpoint: Checkpoint, target: Target) -> N
         draft.warnings.append(f"the checkpoint was made for {names[0]}, but the target is {target.architecture}")
 
 
-def describe_checkpoint(checkpoint_dir: PathLike) -> dict[str, Any]:
-    """What a checkpoint folder says of itself, without a target: for a look before converting.
+def describe_checkpoint(checkpoint_dir: PathLike, target: PathLike | None = None) -> dict[str, Any]:
+    """What a checkpoint folder holds, read by the converter's own rules but without converting it.
 
-    Raises: FileError or FormatError where it cannot be read or is of no known schema.
+    With a target, `fits` says whether the draft belongs to it, and `misfit` why not; else both are absent.
+
+    Raises: FileError, FormatError or MismatchError where it cannot be read, is of no known schema, or contradicts itself.
     """
     checkpoint = Checkpoint(Path(checkpoint_dir))
-    schema = find_schema(checkpoint)
-    cfg = checkpoint.config
+    find_schema(checkpoint)
+    draft = read_draft(checkpoint, _presumed_target(checkpoint))
     types = sorted({w.dtype_name for w in checkpoint.tensors.values()})
-    return {
-        "schema": schema.NAME,
+    facts: dict[str, Any] = {
+        "path": str(checkpoint_dir),
+        "name": checkpoint.folder.resolve().name,
         "architecture": checkpoint.architecture,
-        "verifier": cfg.get("speculators_config.verifier.name_or_path"),
-        "block_size": _look(cfg, "block_size"),
-        "sample_from_anchor": _look(cfg, "sample_from_anchor"),
-        "target_layer_ids": _look(cfg, "target_layer_ids"),
-        "aux_hidden_state_layer_ids": _look(cfg, "aux_hidden_state_layer_ids"),
-        "mask_token_id": _look(cfg, "mask_token_id"),
-        "vocab_size": _look(cfg, "vocab_size"),
-        "draft_vocab_size": _look(cfg, "draft_vocab_size"),
-        "hidden_size": _look(cfg, "hidden_size"),
-        "num_hidden_layers": _look(cfg, "num_hidden_layers"),
-        "markov_rank": _look(cfg, "markov_rank"),
-        "markov_head_type": _look(cfg, "markov_head_type"),
-        "has_confidence_head": any(n.startswith(("confidence_head.", "confidence_proj.")) for n in checkpoint.tensors),
-        "ships_embedding": "embed_tokens.weight" in checkpoint.tensors,
-        "ships_head": "lm_head.weight" in checkpoint.tensors,
+        "kind": "DSpark" if draft.markov or draft.confidence else "DFlash",
+        "schema": draft.schema,
+        "verifier": draft.verifier,
+        "layout": "anchor-first" if draft.layout.sample_from_anchor else "1+N",
+        "layout_reason": draft.layout.reason,
+        "block_size": draft.block_size,
+        "n_draft_max": draft.layout.max_draft(draft.block_size),
+        "target_layers": draft.layers.inputs,
+        "target_layer_outputs": [i - 1 for i in draft.layers.inputs],
+        "layer_ids_key": draft.layers.key,
+        "n_layer": draft.n_layer,
+        "n_embd": draft.n_embd,
+        "n_head": draft.n_head,
+        "n_head_kv": draft.n_head_kv,
+        "n_embd_head": draft.head_dim,
+        "n_ff": draft.n_ff,
+        "n_ctx_train": draft.context_length,
+        "sliding_window": draft.window.size if draft.window else None,
+        "hidden_activation": draft.hidden_activation,
+        "n_vocab": draft.n_vocab,
+        "n_vocab_draft": draft.n_vocab_draft,
+        "mask_token_id": draft.mask_token_id,
+        "markov": draft.markov.kind if draft.markov else None,
+        "markov_rank": draft.markov.rank if draft.markov else None,
+        "confidence": draft.confidence is not None,
+        "confidence_input": draft.confidence,
+        "embedding": "in the checkpoint" if draft.embeddings is not None else "target's",
+        "head": "in the checkpoint" if draft.head is not None else "target's",
         "n_tensors": len(checkpoint.tensors),
-        "n_parameters": sum(w.n_elements for w in checkpoint.tensors.values()),
+        "n_params": sum(w.n_elements for w in checkpoint.tensors.values()),
         "n_bytes": sum(w.n_bytes for w in checkpoint.tensors.values()),
         "types": types,
     }
+    if target is not None:
+        opened = open_target(Path(target))
+        try:
+            draft = read_draft(checkpoint, opened)
+            _compare_verifier(draft, checkpoint, opened)
+            decide_sharing(draft, opened, self_contained=False)
+            facts |= {"fits": True, "misfit": None}
+        except MismatchError as e:
+            facts |= {"fits": False, "misfit": str(e)}
+    return facts | {"notes": draft.notes, "warnings": draft.warnings}
 
 
-def _look(cfg: Any, key: str) -> Any:
-    for prefix in ("", "dflash_config.", "dspark_config.", "transformer_layer_config."):
-        value = cfg.get(prefix + key)
-        if value is not None:
-            return value
-    return None
+def _presumed_target(checkpoint: Checkpoint) -> Target:
+    """The target that a checkpoint speaks of, so that it can be read by the same rules when the real one is not there.
+
+    Sizes that are not numbers are left to the reader, which refuses them by name.
+    """
+
+    def number(key: str) -> int:
+        for prefix in ("transformer_layer_config.", ""):
+            value = checkpoint.config.get(prefix + key)
+            if type(value) is int:
+                return value
+        return 0
+
+    ids = [checkpoint.config.get(key) for key in (*OUTPUT_IDS, *INPUT_IDS)]
+    taps = [i for found in ids if isinstance(found, list) for i in found if type(i) is int]
+    return Target(
+        path=Path("that the config describes"),  # reads well in "the target {path} has"
+        architecture="unknown",
+        hidden_size=number("hidden_size"),
+        n_layer=number("num_target_layers") or max(taps, default=0) + 2,
+        n_vocab=number("vocab_size"),
+        tokens=[],
+        tokenizer={},
+        uses_mrope=False,
+    )

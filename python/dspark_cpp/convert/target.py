@@ -27,7 +27,7 @@ _MASK = "tokenizer.ggml.mask_token_id"
 class Target:
     """What the converter needs to know about a target.
 
-    `n_layer` counts decoder layers without multi-token-prediction ones. `tokenizer` holds GGUF metadata without the
+    `n_vocab` counts the entries of the token table. `n_layer` counts decoder layers without multi-token-prediction ones. `tokenizer` holds GGUF metadata without the
     mask id, which is the draft's. `embeddings` (V, H) and `head` (V, H) are None where the weights are not at hand; a
     tied target has its embeddings as head.
     """
@@ -36,17 +36,13 @@ class Target:
     architecture: str
     hidden_size: int
     n_layer: int
+    n_vocab: int
     tokens: list[bytes]
     tokenizer: dict[str, GGUFValue]
     uses_mrope: bool
     embeddings: Weight | None = None
     head: Weight | None = None
     special_ids: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def n_vocab(self) -> int:
-        """Entries of the token table."""
-        return len(self.tokens)
 
 
 def tokens_sha256(tokens: list[bytes]) -> str:
@@ -95,6 +91,7 @@ def _open_gguf(path: Path) -> Target:
         architecture=arch,
         hidden_size=file.get_int(f"{arch}.embedding_length"),
         n_layer=file.get_int(f"{arch}.block_count") - file.get_int(f"{arch}.nextn_predict_layers", 0),
+        n_vocab=len(tokens.value),
         tokens=tokens.value,
         tokenizer=tokenizer,
         uses_mrope=bool(sections and isinstance(sections.value, list) and any(sections.value)),
@@ -120,6 +117,7 @@ def _open_folder(folder: Path) -> Target:
         architecture=architectures[0] if architectures else config.text("model_type") or "unknown",
         hidden_size=config.integer("hidden_size", least=1),
         n_layer=config.integer("num_hidden_layers", least=1),
+        n_vocab=len(tokenizer[_TOKENS].value),
         tokens=tokenizer[_TOKENS].value,
         tokenizer=tokenizer,
         uses_mrope="mrope_section" in rope,

@@ -6,7 +6,7 @@ from ...errors import ArgumentError, FormatError, MismatchError
 from ..normal_form import LayerIds, Layout
 from .source import BLOCK_SIZE, Source
 
-__all__ = ["INPUT_IDS", "read_layer_ids", "read_layout", "read_mask_token"]
+__all__ = ["INPUT_IDS", "OUTPUT_IDS", "read_layer_ids", "read_layout", "read_mask_token"]
 
 MASK_TOKEN = ("mask_token_id", "dflash_config.mask_token_id", "dspark_config.mask_token_id")
 OUTPUT_IDS = ("target_layer_ids", "dflash_config.target_layer_ids", "dspark_config.target_layer_ids")
