@@ -336,7 +336,7 @@ class Session:
 
     @property
     def last_round(self) -> Round | None:
-        """The round that next() sampled from last, as far as it has been sampled; None before the first of a sequence."""
+        """The round that next() sampled from last, as far as it was sampled; None before the first of a sequence."""
         out = ffi.new("dspark_round *")
         out.struct_size = ffi.sizeof("dspark_round")
         if not self._state().has_round:

@@ -69,7 +69,8 @@ class Closing:
         except StateError:
             pass
 session = Session(llm, Closing())
-for call in (lambda: session.append([256, 65]), session.next, session.next, session.next, session.settle, session.reset):
+prompt = lambda: session.append([256, 65])
+for call in (prompt, session.next, session.next, session.next, session.settle, session.reset):
     try:
         call()
     except StateError as e:
