@@ -108,6 +108,24 @@ def smollm_path() -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm_f16_path(smollm_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The same weights dequantised to F16, 270 MB, made once in pytest's cache."""
+    import gguf
+    from gguf_edit import edit
+
+    out = request.config.cache.mkdir("smollm2-f16") / f"smollm2-f16-{smollm_path.stat().st_size}.gguf"
+    if not out.exists():
+        quantised = {
+            t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float16)
+            for t in gguf.GGUFReader(smollm_path).tensors
+            if t.tensor_type not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+        }
+        part = edit(smollm_path, out.with_suffix(".part"), keys={"general.file_type": 1}, tensors=quantised)
+        part.rename(out)
+    return out
+
+
+@pytest.fixture(scope="session")
 def demo_draft_path() -> str:
     """The trained draft for SmolLM2 that the package ships."""
     from dspark_cpp import demo

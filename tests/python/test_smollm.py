@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import llama_cpp
-import numpy as np
 import pytest
 from dspark_cpp import Draft, Session, encode_chat
-from gguf_edit import edit
 
 pytestmark = pytest.mark.slow
 
@@ -36,23 +33,8 @@ def chat(llm: Any, question: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def f16_path(smollm_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The same weights dequantised to F16, 270 MB, made once in pytest's cache."""
-    out = request.config.cache.mkdir("smollm2-f16") / f"smollm2-f16-{smollm_path.stat().st_size}.gguf"
-    if not out.exists():
-        quantised = {
-            t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float16)
-            for t in gguf.GGUFReader(smollm_path).tensors
-            if t.tensor_type not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
-        }
-        part = edit(smollm_path, out.with_suffix(".part"), keys={"general.file_type": 1}, tensors=quantised)
-        part.rename(out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def f16(f16_path: Path) -> Iterator[llama_cpp.Llama]:
-    llm = llama_cpp.Llama(str(f16_path), n_ctx=512, verbose=False, **THREADS)
+def f16(smollm_f16_path: Path) -> Iterator[llama_cpp.Llama]:
+    llm = llama_cpp.Llama(str(smollm_f16_path), n_ctx=512, verbose=False, **THREADS)
     yield llm
     llm.close()
 

@@ -207,7 +207,8 @@ def describe_checkpoint(checkpoint_dir: PathLike, target: PathLike | None = None
 
     With a target, `fits` says whether the draft belongs to it, and `misfit` why not; else both are absent.
 
-    Raises: FileError, FormatError or MismatchError where it cannot be read, is of no known schema, or contradicts itself.
+    Raises: FileError, FormatError or MismatchError where it cannot be read, is of no known schema or contradicts
+    itself.
     """
     checkpoint = Checkpoint(Path(checkpoint_dir))
     find_schema(checkpoint)

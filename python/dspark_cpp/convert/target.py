@@ -27,9 +27,9 @@ _MASK = "tokenizer.ggml.mask_token_id"
 class Target:
     """What the converter needs to know about a target.
 
-    `n_vocab` counts the entries of the token table. `n_layer` counts decoder layers without multi-token-prediction ones. `tokenizer` holds GGUF metadata without the
-    mask id, which is the draft's. `embeddings` (V, H) and `head` (V, H) are None where the weights are not at hand; a
-    tied target has its embeddings as head.
+    `n_layer` counts decoder layers without multi-token-prediction ones, `n_vocab` the entries of the token table.
+    `tokenizer` holds GGUF metadata without the mask id, which is the draft's. `embeddings` (V, H) and `head` (V, H) are
+    None where the weights are not at hand; a tied target has its embeddings as head.
     """
 
     path: Path

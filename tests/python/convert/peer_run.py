@@ -1,7 +1,7 @@
 """One run of xllamacpp (llama.cpp's own server code) with a draft, in a process of its own: it may abort.
 
 Arguments: target.gguf draft.gguf n_max; a JSON list of {"prompt": ids, "n": tokens} on stdin. Prints a JSON list of
-[drafted, accepted], or {"refused": reason}.
+[drafted, accepted, text], or {"refused": reason}.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     except RuntimeError as e:
         print(json.dumps({"refused": str(e)}))
         return
-    counts = []
+    runs = []
     for job in json.load(sys.stdin):
         request = {
             "prompt": job["prompt"],
@@ -39,9 +39,10 @@ def main() -> None:
             "ignore_eos": True,
             "cache_prompt": False,
         }
-        timings = server.handle_completions(request)["timings"]
-        counts.append([timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)])
-    print(json.dumps(counts))
+        reply = server.handle_completions(request)
+        timings = reply["timings"]
+        runs.append([timings.get("draft_n", 0), timings.get("draft_n_accepted", 0), reply["choices"][0]["text"]])
+    print(json.dumps(runs))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def jobs_of(oracles: Path, name: str) -> tuple[list[dict[str, Any]], list[int], 
 def test_the_peer_accepts_what_the_reference_accepts(oracles: Path, tmp_path: Path, name: str) -> None:
     jobs, want, margins = jobs_of(oracles, name)
     counts = run(oracles, tmp_path, name, jobs)
-    for (drafted, accepted), expected, margin in zip(counts, want, margins, strict=True):
+    for (drafted, accepted, _), expected, margin in zip(counts, want, margins, strict=True):
         assert 0 < accepted <= drafted
         # Where two candidates are nearly equal another order of additions may choose the other one.
         assert accepted == expected or (margin < 0.01 and abs(accepted - expected) <= 2)
@@ -63,7 +63,7 @@ def test_the_peer_accepts_what_the_reference_accepts(oracles: Path, tmp_path: Pa
 
 def test_the_peer_drafts_with_deepspecs_gemma4(oracles: Path, tmp_path: Path) -> None:
     jobs, _, _ = jobs_of(oracles, "specforge-dspark")  # a prompt for the same target
-    ((drafted, _),) = run(oracles, tmp_path, "deepspec-gemma4", jobs[:1])
+    ((drafted, _, _),) = run(oracles, tmp_path, "deepspec-gemma4", jobs[:1])
     assert drafted > 0
 
 
