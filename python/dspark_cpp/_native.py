@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from typing import Any
@@ -79,6 +80,14 @@ def _library_handles() -> list[int]:
     return handles
 
 
+def _quiet_log() -> None:
+    """llama_cpp prints ggml's whole log, debug lines included, until a Llama sets its `verbose`: a draft loaded before
+    the first Llama would be the one to fill stderr."""
+    logger = logging.getLogger("llama-cpp-python")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+
+
 def _bind() -> None:
     handles = _library_handles()
     array = ffi.new("void *[]", [ffi.cast("void *", handle) for handle in handles])
@@ -127,4 +136,5 @@ def context_pointer(llm: Any) -> Any:
     return ffi.cast("struct llama_context *", ctypes.cast(llm._ctx.ctx, ctypes.c_void_p).value)
 
 
+_quiet_log()
 _bind()

@@ -99,3 +99,15 @@ def test_a_session_is_refused_to_its_own_drafter(open_tiny: Callable[..., Any]) 
         session.append(PROMPT)
         session.next(), session.next()
         assert len(seen) == 3 and all("own calls" in text or "in use by another call" in text for text in seen)
+
+
+def test_loading_a_quantised_draft_prints_nothing(
+    run_python: Callable[..., Any], converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    """ggml's debug lines about repacked weights went to stderr when no Llama had set the log's level yet."""
+    from dspark_cpp.convert import quantize_gguf
+
+    out = tmp_path / "q4_0.gguf"
+    quantize_gguf(converted("spk-dspark-bonus-dv96"), out, "q4_0")
+    done = run_python("import sys\nfrom dspark_cpp import Draft\nDraft(sys.argv[1])", out)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / "shared"
 ORACLES = SHARED / "oracles"
 
-if str(ROOT / "python") not in sys.path:
-    sys.path.insert(0, str(ROOT / "python"))
 
 from dspark_cpp.convert.gguf_file import GGUFFile  # noqa: E402
 

@@ -567,6 +567,10 @@ def test_a_checkpoint_describes_itself_without_a_target(tmp_path: Path) -> None:
     draft = make_checkpoint(tmp_path / "draft", dflash_config(), dflash_tensors())
     facts = describe_checkpoint(draft)
     assert facts["schema"] == "dflash"
-    assert facts["target_layer_ids"] == [0, 2, 4]
-    assert facts["has_confidence_head"] is False
+    assert (facts["layout"], facts["layout_reason"]) == (
+        "1+N",
+        "no sample_from_anchor in the config: DFlash drafts are 1+N",
+    )
+    assert (facts["target_layers"], facts["target_layer_outputs"]) == ([1, 3, 5], [0, 2, 4])
+    assert facts["confidence"] is False
     assert facts["types"] == ["F32"]
