@@ -2,9 +2,11 @@
 
 The checkpoint (random bf16 weights of a DeepSpec Qwen3-8B draft's shapes, as many layers as the size asks for) and a
 target without weights are made in a temporary folder and deleted again; with the output that takes twice the size
-(three times for f32). Both the copy and the conversion start with the checkpoint dropped from the page cache and end when
-the bytes are on the disk. The conversion reads everything twice (once for the checkpoint's hash), checks it for NaN and
-writes it, in a process of its own, whose peak memory is the kernel's count, mapped file pages included.
+(three times for f32). Copy and conversion alternate; each starts with the checkpoint dropped from the page cache and
+ends when the bytes are on the disk. Shown are best and worst of the runs, and the ratio of the best ones.
+
+The conversion reads everything twice (once for the checkpoint's hash), checks it for NaN and writes it, in a process of
+its own, whose peak memory is the kernel's count, mapped file pages included.
 """
 
 from __future__ import annotations
@@ -179,7 +181,6 @@ def measure(folder: Path, size: int, outtypes: list[str], n_repeat: int) -> list
     source, out = checkpoint / "model.safetensors", folder / "out.gguf"
     rows: list[dict[str, object]] = []
     for outtype in outtypes:
-        # copies and conversions alternate, so that both see the same machine; the best of each counts
         copies, runs = [], []
         for _ in range(n_repeat):
             copies.append(copy(source, out))
@@ -197,7 +198,9 @@ def measure(folder: Path, size: int, outtypes: list[str], n_repeat: int) -> list
                 "bytes_read": source.stat().st_size,
                 "bytes_written": written,
                 "copy_seconds": min(copies),
+                "copy_seconds_worst": max(copies),
                 **best,
+                "seconds_worst": max(run["seconds"] for run in runs),
                 "peak_bytes": max(run["peak_bytes"] for run in runs),
             }
         )
@@ -208,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=3.0, help="size of the checkpoint in GB (default: 3; 0.3 is quick)")
     parser.add_argument("--outtype", default="auto,q8_0", help="comma separated (default: auto,q8_0)")
-    parser.add_argument("--repeat", type=int, default=2, help="runs of each, of which the best counts (default: 2)")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument("--folder", type=Path, help="where to make the files; default: the system's temporary folder")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--convert", nargs=4, help=argparse.SUPPRESS)
@@ -224,9 +227,9 @@ def main() -> None:
     for row in rows:
         n_read, n_written = row["bytes_read"], row["bytes_written"]
         print(
-            f"{row['outtype']:5} {n_read / 1e9:.2f} GB -> {n_written / 1e9:.2f} GB: {row['seconds']:.1f} s "
-            f"({row['cpu_seconds']:.1f} s CPU), plain copy {row['copy_seconds']:.1f} s, "
-            f"ratio {row['seconds'] / row['copy_seconds']:.2f}; "
+            f"{row['outtype']:5} {n_read / 1e9:.2f} GB -> {n_written / 1e9:.2f} GB: "
+            f"{row['seconds']:.1f} to {row['seconds_worst']:.1f} s ({row['cpu_seconds']:.1f} s CPU), "
+            f"plain copy {row['copy_seconds']:.1f} to {row['copy_seconds_worst']:.1f} s, ratio {row['seconds'] / row['copy_seconds']:.2f}; "
             f"peak memory {row['peak_bytes'] / 1e6:.0f} MB ({row['idle_bytes'] / 1e6:.0f} MB before converting)"
         )
 

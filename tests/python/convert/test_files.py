@@ -5,6 +5,7 @@ The mutations are seeded; a failure names the seed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -16,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from convert_fixtures import deepspec_config, make_checkpoint, make_target
-from dspark_cpp.convert import convert_checkpoint, describe_checkpoint
+from dspark_cpp.convert import convert_checkpoint, describe_checkpoint, quantize_gguf
 from dspark_cpp.convert.gguf_file import GGUFFile
 from dspark_cpp.convert.safetensors_file import SafetensorsFile
-from dspark_cpp.errors import DSparkError, FileError, FormatError
+from dspark_cpp.errors import ArgumentError, DSparkError, FileError, FormatError
 
 N_FUZZ = 300
 
@@ -79,6 +80,13 @@ def test_an_unusable_target_is_refused(tmp_path: Path, target: str) -> None:
     wanted = {"missing": "no such target", "text": "starts with b'GGUF'", "folder": "config.json: no such file"}
     with pytest.raises(FileError, match=wanted[target]):
         convert_checkpoint(draft, tmp_path / target, tmp_path / "o.gguf")
+
+
+def test_a_draft_cannot_be_converted_without_a_target(tmp_path: Path) -> None:
+    draft: Any = make_checkpoint(tmp_path / "draft", deepspec_config())
+    nothing: Any = None
+    with pytest.raises(ArgumentError, match="the draft takes its tokenizer from the target"):
+        convert_checkpoint(draft, nothing, tmp_path / "o.gguf")
 
 
 def test_a_target_without_tokenizer_is_refused_with_advice(tmp_path: Path) -> None:
@@ -215,7 +223,11 @@ def test_mutated_configs_are_converted_or_refused(oracles: Path, tmp_path: Path,
     accepted = 0
     for seed in range(N_FUZZ):
         (draft / "config.json").write_text(json.dumps(mutate(config, random.Random(seed))))
-        accepted += try_convert(draft, target, tmp_path / "o.gguf", (base, seed))
+        converts = try_convert(draft, target, tmp_path / "o.gguf", (base, seed))
+        accepted += converts
+        assert not converts or describe_checkpoint(draft, target)["fits"], (base, seed)
+        with contextlib.suppress(DSparkError):
+            json.dumps(describe_checkpoint(draft))
     assert 0 < accepted < N_FUZZ  # both ways were taken
     assert memory() - before < 200_000  # KiB
 
@@ -274,3 +286,29 @@ def test_mutated_target_folders_are_converted_or_refused(tmp_path: Path) -> None
                 value = json.loads((target / name).read_text())
                 (target / name).write_text(json.dumps(mutate(value, rng)))
         try_convert(draft, target, tmp_path / "o.gguf", seed)
+
+
+@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
+def test_mutated_draft_files_are_quantised_or_refused(oracles: Path, tmp_path: Path, outtype: str) -> None:
+    name = "spk-dspark-bonus-dv96"
+    target = oracles / "target-qwen3" / "target-qwen3-f32.gguf"
+    exact = convert_checkpoint(oracles / "drafts" / name, target, tmp_path / "exact.gguf", outtype="f16").path
+    data = exact.read_bytes()
+    before = memory()
+    refused = 0
+    for seed in range(N_FUZZ):
+        rng = random.Random(seed)
+        draft, out = tmp_path / f"d{seed}.gguf", tmp_path / "o.gguf"
+        draft.write_bytes(flip(data, rng.choice((600, 16_000, len(data))), rng))
+        try:
+            quantize_gguf(draft, out, outtype)
+        except DSparkError as e:
+            assert "\n" not in str(e) and str(e), seed
+            assert not out.exists(), seed
+            refused += 1
+        else:
+            GGUFFile(out)  # what is written can be read
+            out.unlink()
+        draft.unlink()
+    assert 0 < refused < N_FUZZ  # both ways were taken
+    assert memory() - before < 200_000

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from convert_fixtures import ORACLES
+from dspark_cpp.cli import main
 from dspark_cpp.convert import ConvertReport, convert_checkpoint
 from dspark_cpp.errors import DSparkError, FileError, FormatError, MismatchError
 
@@ -108,6 +109,19 @@ def test_is_refused_with_one_sentence(oracles: Path, tmp_path: Path, case: str) 
     for part in parts:
         assert part in message
     assert "\n" not in message
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_the_command_gives_1_and_that_sentence(
+    oracles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    draft, target = make(case, tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    assert main(["convert", str(draft), "--target", str(target), "-o", str(tmp_path / "out" / "o.gguf")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -89,6 +89,13 @@ def test_malformed_tables_are_refused(tmp_path: Path, tensors: dict[str, Any], e
         ({"transformer_layer_config": [1]}, FormatError, r"transformer_layer_config is \[1\], but a JSON object"),
         ({"transformer_layer_config": {"model_type": "llama"}}, FormatError, "model_type is 'llama', but"),
         ({"hidden_act": "relu"}, FormatError, 'hidden_act is "relu", but one of silu'),
+        (
+            {"target_layer_ids": ["0", "2", "4"]},
+            FormatError,
+            r'target_layer_ids is \["0", "2", "4"\], but a list of int',
+        ),
+        ({"target_layer_ids": [0, 2.0, 4]}, FormatError, "but a list of integers"),
+        ({"head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 3}, FormatError, "16 / 3 is not whole"),
         ({"head_dim": 7}, FormatError, "head_dim is 7, but an even number"),
         ({"block_size": 7.5}, FormatError, "block_size is 7.5, but an integer"),
         ({"block_size": True}, FormatError, "block_size is true, but an integer"),
@@ -104,6 +111,13 @@ def test_values_that_do_not_fit_are_named_with_what_is_needed(
 ) -> None:
     with pytest.raises(kind, match=error):
         convert(tmp_path, deepspec_config(**extra))
+
+
+def test_tables_of_the_markov_head_must_have_one_rank(tmp_path: Path) -> None:
+    tensors = draft_tensors()
+    tensors["markov_head.markov_w2.weight"] = tensors["markov_head.markov_w2.weight"][:, :3].copy()
+    with pytest.raises(FormatError, match=r"markov_w2.weight has shape \[40, 3\], but \[40, 4\] is needed"):
+        convert(tmp_path, deepspec_config(), tensors)
 
 
 @pytest.mark.parametrize(("name", "told"), [("Qwen3ForCausalLM", False), ("Gemma4ForConditionalGeneration", True)])
