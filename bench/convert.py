@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from gguf import GGUFWriter
@@ -174,12 +174,12 @@ def converted_here(checkpoint: str, target: str, out: str, outtype: str) -> None
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "idle_bytes": idle, "peak_bytes": peak_memory()}))
 
 
-def measure(folder: Path, size: int, outtypes: list[str], n_repeat: int) -> list[dict[str, object]]:
+def measure(folder: Path, size: int, outtypes: list[str], n_repeat: int) -> list[dict[str, Any]]:
     n_embd, tensors = choose(size)
     checkpoint = make_checkpoint(folder / "checkpoint", n_embd, tensors)
     target = make_target(folder / "target.gguf", n_embd)
     source, out = checkpoint / "model.safetensors", folder / "out.gguf"
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for outtype in outtypes:
         copies, runs = [], []
         for _ in range(n_repeat):
@@ -226,10 +226,11 @@ def main() -> None:
         return
     for row in rows:
         n_read, n_written = row["bytes_read"], row["bytes_written"]
+        ratio = row["seconds"] / row["copy_seconds"]
         print(
             f"{row['outtype']:5} {n_read / 1e9:.2f} GB -> {n_written / 1e9:.2f} GB: "
             f"{row['seconds']:.1f} to {row['seconds_worst']:.1f} s ({row['cpu_seconds']:.1f} s CPU), "
-            f"plain copy {row['copy_seconds']:.1f} to {row['copy_seconds_worst']:.1f} s, ratio {row['seconds'] / row['copy_seconds']:.2f}; "
+            f"plain copy {row['copy_seconds']:.1f} to {row['copy_seconds_worst']:.1f} s, ratio {ratio:.2f}; "
             f"peak memory {row['peak_bytes'] / 1e6:.0f} MB ({row['idle_bytes'] / 1e6:.0f} MB before converting)"
         )
 

@@ -334,7 +334,8 @@ DSPARK_API dspark_status dspark_session_close(dspark_session * session);
  * many it took, so that a caller can react to signals between batches.  An open round is settled first, and a token
  * that dspark_session_next() returned last but has not decoded is dropped: pass it here to keep it.
  * Logits are computed for the last token of the call alone.
- * On DSPARK_ERROR_BACKEND the sequence is as before the call. */
+ * On an error the sequence is as before the call; rows that a drafter's append() refused leave the target's memory with the
+ * session's next call. */
 DSPARK_API dspark_status dspark_session_append(dspark_session * session, const int32_t * tokens, int32_t n_tokens, int32_t * out_n);
 
 /* Returns the next token, chosen by sampler from the target's logits (llama_sampler_sample, which also accepts it), or

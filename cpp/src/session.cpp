@@ -42,9 +42,20 @@ session::ownership::~ownership() {
     owned_contexts.erase(ctx);
 }
 
+// Null, or why a session can never draft; it then reads no features either.
+static const char * never_reason(llama_context * ctx, const drafter * draft, const session::params & settings) {
+    if (!draft) {
+        return "no draft was given";
+    }
+    if (settings.n_draft_max == 0) {
+        return "n_draft_max is 0";
+    }
+    return no_rollback_reason(llama_get_model(ctx));
+}
+
 session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const params & settings)
-    : owned_(ctx), draft_(std::move(draft)),
-      target_(ctx, draft_ ? draft_->target_layers() : no_layers, settings.feature_source, settings.feature_tap), params_(settings) {
+    : owned_(ctx), draft_(std::move(draft)), disabled_reason_(never_reason(ctx, draft_.get(), settings)),
+      target_(ctx, disabled_reason_ ? no_layers : draft_->target_layers(), settings.feature_source, settings.feature_tap), params_(settings) {
     if (settings.n_ctx < 0 || settings.n_ctx > target_.n_ctx()) {
         fail(DSPARK_ERROR_ARGUMENT, format("n_ctx is %d, expected 0 or up to the target's context size, %d", settings.n_ctx, target_.n_ctx()));
     }
@@ -54,21 +65,14 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
     if (!(settings.confidence_min >= 0.0f && settings.confidence_min <= 1.0f)) {
         fail(DSPARK_ERROR_ARGUMENT, format("confidence_min is %g, expected 0 to 1", (double) settings.confidence_min));
     }
-    n_ctx_           = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
-    disabled_reason_ = !draft_ ? "no draft was given" : target_.no_rollback_reason();
-    if (!disabled_reason_ && settings.n_draft_max == 0) {
-        disabled_reason_ = "n_draft_max is 0";
-    }
-    if (!disabled_reason_ && target_.n_batch() < 2) {
-        disabled_reason_ = "the target's n_batch is 1: there is no room for a draft";
-    }
+    n_ctx_ = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
     reset_stats();
     target_.clear();
 }
 
 session::~session() {
     // the caller's context keeps what it has accepted
-    if (round_open_ && target_.last_position() >= n_tokens()) {
+    if ((round_open_ || tail_stale_) && target_.last_position() >= n_tokens()) {
         target_.remove_from(n_tokens());
     }
 }
@@ -79,19 +83,19 @@ void session::reset_stats() {
 }
 
 const char * session::disabled_reason() const {
-    return disabled_reason_ ? disabled_reason_ : draft_->unable_reason();
+    if (disabled_reason_) {
+        return disabled_reason_;
+    }
+    return target_.n_batch() < 2 ? "the target's n_batch is 1: there is no room for a draft" : draft_->unable_reason();
 }
 
 int32_t session::n_draft_past() const {
-    return draft_ ? draft_->n_past() + n_owed_ + (round_open_ ? round_.row() + 1 : 0) : 0;
+    return disabled_reason_ ? 0 : draft_->n_past() + n_owed_ + (round_open_ ? round_.row() + 1 : 0);
 }
 
 // A host may decode on the same context behind our back; its cells must not be taken for ours.
 void session::require_untouched() {
-    if (tail_stale_) {
-        remove_target_tail();
-        tail_stale_ = false;
-    }
+    drop_stale_tail();
     const int32_t expected = n_tokens() - 1 + (round_open_ ? round_.n_drafted() - round_.n_accepted() : 0);
     const int32_t seen     = target_.last_position();
     if (seen != expected) {
@@ -119,7 +123,7 @@ void session::remove_target_tail() {
 }
 
 void session::owe_drafter(const std::vector<float> & features, int32_t n_rows) {
-    if (draft_) {
+    if (!disabled_reason_) {
         const size_t width = n_rows > 0 ? draft_->target_layers().size() * (size_t) llama_model_n_embd(target_.model()) : 0;
         owed_features_.insert(owed_features_.end(), features.begin(), features.begin() + (ptrdiff_t) (width * (size_t) n_rows));
         n_owed_ += n_rows;
@@ -155,7 +159,15 @@ void session::close_round() {
     pay_drafter();
 }
 
+void session::drop_stale_tail() {
+    if (tail_stale_) {
+        remove_target_tail();
+        tail_stale_ = false;
+    }
+}
+
 void session::settle() {
+    drop_stale_tail();
     close_round();
 }
 
@@ -203,7 +215,7 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
 }
 
 int32_t session::draft_limit(int32_t n_draft_max) const {
-    if (!draft_ || disabled_reason_ || n_draft_past() != n_tokens()) {
+    if (disabled_reason_ || n_draft_past() != n_tokens()) {
         return 0;
     }
     int32_t n = draft_->n_draft_max();

@@ -65,6 +65,7 @@ class session {
     void    start_round(int32_t n_draft_max);
     void    close_round();
     void    remove_target_tail();
+    void    drop_stale_tail();
     void    decode_again();
     void    owe_drafter(const std::vector<float> & features, int32_t n_rows);
     void    pay_drafter();
@@ -79,10 +80,10 @@ class session {
 
     ownership                owned_;
     std::unique_ptr<drafter> draft_;
+    const char *             disabled_reason_; // why it never drafts, null: it may
     target                   target_;
     params                   params_;
-    int32_t                  n_ctx_           = 0;
-    const char *             disabled_reason_ = nullptr;
+    int32_t                  n_ctx_ = 0;
 
     std::vector<int32_t> tokens_;
     int32_t              pending_    = -1;

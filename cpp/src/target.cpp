@@ -18,11 +18,11 @@ target::target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t
     }
 }
 
-const char * target::no_rollback_reason() const {
-    if (llama_model_is_recurrent(model())) {
+const char * no_rollback_reason(const llama_model * model) {
+    if (llama_model_is_recurrent(model)) {
         return "the target's memory is recurrent: a rejected token could not be taken back";
     }
-    if (llama_model_is_hybrid(model())) {
+    if (llama_model_is_hybrid(model)) {
         return "the target's memory is partly recurrent: a rejected token could not be taken back";
     }
     return nullptr;

@@ -5,6 +5,9 @@
 
 namespace dspark {
 
+// Null, or why single tokens cannot be taken back from a model's memory.
+const char * no_rollback_reason(const llama_model * model);
+
 class target {
   public:
     // layers empty: no features.
@@ -28,9 +31,6 @@ class target {
 
     // The last position held, -1 if none.
     int32_t last_position() const { return llama_memory_seq_pos_max(llama_get_memory(ctx_), 0); }
-
-    // Null, or why single tokens cannot be taken back.
-    const char * no_rollback_reason() const;
 
     const char * source_name() const { return source_ ? source_->name() : "none"; }
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from dspark_cpp.cli import main
+from dspark_cpp.convert.gguf_file import GGUFFile
+from gguf_edit import edit
 
 VANILLA, BONUS = "deepspec-qwen3-vanilla", "spk-dspark-bonus-dv96"
 
@@ -117,3 +119,19 @@ def test_a_folder_is_shown_without_llama_cpp(oracles: Path) -> None:
     argv = [sys.executable, "-c", code, oracles / "drafts" / VANILLA]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_target_with_one_other_token_does_not_fit(
+    converted: Callable[..., Path],
+    tiny_path: Callable[[str], Path],
+    tmp_path: Path,
+    inspect: Callable[..., tuple[int, Any]],
+) -> None:
+    """Sizes alone would let a draft of another tokenizer through."""
+    target = tiny_path("target-qwen3")
+    tokens = [t.decode("utf-8", "surrogateescape") for t in GGUFFile(target).metadata["tokenizer.ggml.tokens"].value]
+    tokens[70], tokens[71] = tokens[71], tokens[70]
+    other = edit(target, tmp_path / "other.gguf", keys={"tokenizer.ggml.tokens": tokens})
+    code, info = inspect(converted(VANILLA), "--target", other)
+    assert (code, info["fits"]) == (1, False)
+    assert "token 70" in info["misfit"]

@@ -266,6 +266,38 @@ def test_a15_five_packagings_give_the_same_file(tmp_path: Path) -> None:
         assert result[1] == first[1], name
 
 
+ALIASES = {
+    "block_size": ("dflash_config.block_size", "dspark_config.block_size"),
+    "mask_token_id": ("dflash_config.mask_token_id", "dspark_config.mask_token_id"),
+    "target_layer_ids": ("dflash_config.target_layer_ids", "dspark_config.target_layer_ids"),
+    "markov_rank": ("dflash_config.markov_rank", "dspark_config.markov_rank"),
+    "markov_head_type": ("dflash_config.markov_head_type", "dspark_config.markov_head_type"),
+    "enable_confidence_head": ("dflash_config.enable_confidence_head", "dspark_config.enable_confidence_head"),
+    "confidence_head_with_markov": (
+        "dflash_config.confidence_head_with_markov",
+        "dspark_config.confidence_head_with_markov",
+    ),
+    "sample_from_anchor": ("dflash_config.sample_from_anchor", "dspark_config.sample_from_anchor"),
+}
+
+
+@pytest.mark.parametrize(("key", "alias"), [(key, alias) for key, names in ALIASES.items() for alias in names])
+def test_a15_every_alias_of_a_key_means_that_key(tmp_path: Path, key: str, alias: str) -> None:
+    # Gated, so that a kind of head that was not found (and then taken for vanilla) shows.
+    config = deepspec_config(sample_from_anchor=True, markov_head_type="gated")
+    gate = {
+        "markov_head.gate_proj.weight": np.ones((RANK, N_EMBD + RANK), np.float32),
+        "markov_head.gate_proj.bias": np.ones(RANK, np.float32),
+    }
+    config["architectures"] = ["DSparkDraftModel"]
+    want = convert(tmp_path / "a", config, draft_tensors() | gate).path.read_bytes()
+    table, name = alias.split(".")
+    moved = {k: v for k, v in config.items() if k != key} | {table: {name: config[key]}}
+    assert want.count(b"gated") == 1
+    (tmp_path / "b").mkdir()
+    assert convert(tmp_path / "b", moved, draft_tensors() | gate).path.read_bytes() == want
+
+
 def test_a15_a_value_at_two_places_must_be_the_same(tmp_path: Path) -> None:
     config = specforge_config()
     config["mask_token_id"] = 5
