@@ -186,7 +186,7 @@ def measure(folder: Path, size: int, outtypes: list[str], n_repeat: int) -> list
             copies.append(copy(source, out))
             out.unlink()
             drop_from_cache(source)
-            argv = [sys.executable, __file__, "--convert", checkpoint, target, out, outtype]
+            argv = [sys.executable, __file__, "--convert", *map(str, (checkpoint, target, out)), outtype]
             done = subprocess.run(argv, stdout=subprocess.PIPE, check=True)
             runs.append(json.loads(done.stdout))
             written = out.stat().st_size

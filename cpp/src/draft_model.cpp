@@ -199,7 +199,7 @@ class draft_loader {
 
     void read_tokens() {
         for (const char * key : {"general.name", "tokenizer.ggml.model", "dflash.verifier.name", "dflash.source.format", "dflash.source.sha256",
-                                 "dflash.converter", "dflash.source.converter", "dflash.tokens_sha256", "general.architecture"}) {
+                                 "dflash.source.converter", "dflash.tokens_sha256", "general.architecture"}) {
             if (const char * text = file.find_str(key)) {
                 model->meta[key] = text;
             }

@@ -1,5 +1,5 @@
 // The weights and settings of a draft: read and validated here in full, immutable afterwards.
-// Shapes are in ggml order, dimension 0 first; the symbols are those of docs/FORMAT.md.
+// Shapes are in ggml order, dimension 0 first; the symbols are those of docs/FILE_FORMAT.md.
 #pragma once
 
 #include "llama_binding.h"

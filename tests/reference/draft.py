@@ -2,7 +2,7 @@
 
 Written from the formulas of the paper (arXiv 2607.05147) and of DeepSpec, not from the C++ code. Shapes are in NumPy
 order: T context positions, S slots of the block, K drafted ones, n = position of the anchor = number of context rows
-that the block may see; the other letters are those of docs/FORMAT.md.
+that the block may see; the other letters are those of docs/FILE_FORMAT.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading a draft file (docs/FORMAT.md) into float64 arrays and plain numbers."""
+"""Reading a draft file (docs/FILE_FORMAT.md) into float64 arrays and plain numbers."""
 
 from __future__ import annotations
 

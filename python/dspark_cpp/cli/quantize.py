@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from ..convert.outtype import FILE_TYPES
 from ..convert.quantize import quantize_gguf
@@ -49,22 +50,36 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Re-type; 0 on success, 1 with one sentence on stderr where a file does not allow it."""
+    """Re-type; 0 on success, 1 with one sentence on stderr where a file does not allow it.
+
+    A comparison that fails leaves the new file: it is complete by then, and the report says that it was written.
+    """
+    tell = _silent if args.quiet else _tell
     try:
         if args.target:
-            lines = _compared(args)
+            _compare(args, tell)
         else:
-            report = quantize_gguf(args.input, args.output, args.outtype, quantize_heads=args.quantize_heads)
-            lines = [*report.lines(), "agreement:    not measured; --target TARGET.gguf runs both drafts and compares"]
+            tell(_quantize(args))
+            tell(["agreement:    not measured; --target TARGET.gguf runs both drafts and compares"])
     except DSparkError as e:
         print(f"error: {e}", file=sys.stderr)
         return 1
-    if not args.quiet:
-        print("\n".join(lines), file=sys.stderr)
     return 0
 
 
-def _compared(args: argparse.Namespace) -> list[str]:
+def _tell(lines: list[str]) -> None:
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _silent(lines: list[str]) -> None:
+    pass
+
+
+def _quantize(args: argparse.Namespace) -> list[str]:
+    return quantize_gguf(args.input, args.output, args.outtype, quantize_heads=args.quantize_heads).lines()
+
+
+def _compare(args: argparse.Namespace, tell: Callable[[list[str]], None]) -> None:
     from ..convert.agreement import PROMPTS, measure_agreement, read_prompts
     from ..draft import Draft
 
@@ -72,8 +87,8 @@ def _compared(args: argparse.Namespace) -> list[str]:
     prompts = read_prompts(args.prompts) if args.prompts else PROMPTS
     with Draft(args.input, inspect=True) as draft:
         draft.check_target(args.target)
-    report = quantize_gguf(args.input, args.output, args.outtype, quantize_heads=args.quantize_heads)
-    agreement = measure_agreement(
+    tell(_quantize(args))
+    found = measure_agreement(
         args.input, args.output, args.target, prompts, n_predict=args.n_predict, n_threads=args.threads
     )
-    return [*report.lines(), *agreement.lines()]
+    tell(found.lines())

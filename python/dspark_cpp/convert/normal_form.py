@@ -31,7 +31,7 @@ class Window:
 
     size: int
     slides: list[bool]
-    origin: str  # "query" or "anchor", see docs/FORMAT.md
+    origin: str  # "query" or "anchor", see docs/FILE_FORMAT.md
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Markov:
 
 @dataclass
 class Draft:
-    """One draft, ready to be written. Sizes are named as in docs/FORMAT.md; `weights` has GGUF names."""
+    """One draft, ready to be written. Sizes are named as in docs/FILE_FORMAT.md; `weights` has GGUF names."""
 
     schema: str
     n_layer: int

@@ -1,6 +1,6 @@
 """The one GGUF writer: a draft in normal form becomes a file, a few rows at a time.
 
-The keys are those of docs/FORMAT.md, in the order in which llama.cpp's converter writes the ones that it has too.
+The keys are those of docs/FILE_FORMAT.md, in the order in which llama.cpp's converter writes the ones that it has too.
 """
 
 from __future__ import annotations

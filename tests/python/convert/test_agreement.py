@@ -150,6 +150,18 @@ def test_what_does_not_belong_together_is_known_before_anything_is_written(
     assert not out.exists()
 
 
+def test_a_comparison_that_fails_leaves_the_complete_file_and_says_so(
+    oracles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exact = exact_draft(oracles, VANILLA, tmp_path / "f32.gguf")
+    (tmp_path / "p.jsonl").write_text(json.dumps({"ids": [65] * 3000}))
+    argv = ["quantize", str(exact), "-o", str(tmp_path / "q.gguf"), "--outtype", "q8_0", "--prompts"]
+    assert main([*argv, str(tmp_path / "p.jsonl"), "--target", str(target_of(oracles, VANILLA))]) == 1
+    err = capsys.readouterr().err
+    assert err.index("wrote:") < err.index("error: the prompt has 3000 tokens")
+    assert quantize_gguf(tmp_path / "q.gguf", tmp_path / "again.gguf", "q8_0").changes == []
+
+
 def test_a_draft_of_another_target_or_another_draft_is_refused(
     oracles: Path, tmp_path: Path, smollm_path: Path
 ) -> None:

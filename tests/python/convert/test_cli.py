@@ -90,6 +90,15 @@ def test_a_bar_is_drawn_without_tqdm_too(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == "\rwriting  50 %\rwriting 100 %\n"
 
 
+def test_a_bar_is_drawn_with_tqdm_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    with ProgressBar(enabled=True) as bar:
+        bar("hashing", 50, 100)
+        bar("writing", 100, 100)
+    err = capsys.readouterr().err
+    assert "hashing" in err and "writing" in err
+
+
 def test_converting_imports_no_torch_and_no_llama() -> None:
     # The converter must run where neither torch nor a llama.cpp build is installed.
     code = (

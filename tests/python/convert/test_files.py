@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from convert_fixtures import deepspec_config, make_checkpoint, make_target
+from convert_fixtures import deepspec_config, golden_of, make_checkpoint, make_target
 from dspark_cpp.convert import convert_checkpoint, describe_checkpoint, quantize_gguf
 from dspark_cpp.convert.gguf_file import GGUFFile
 from dspark_cpp.convert.safetensors_file import SafetensorsFile
@@ -213,6 +213,7 @@ def memory() -> int:
     "base", ["deepspec-qwen3-vanilla", "spk-dspark-bonus-dv96", "specforge-dspark", "deepspec-gemma4"]
 )
 def test_mutated_configs_are_converted_or_refused(oracles: Path, tmp_path: Path, base: str) -> None:
+    golden_of(oracles, base)
     source = oracles / "drafts" / base
     target = oracles / "target-qwen3" / "target-qwen3-f32.gguf"
     draft = tmp_path / "draft"

@@ -96,12 +96,12 @@ def convert(case: str, tmp_path: Path) -> ConvertReport:
     return convert_checkpoint(draft, target, tmp_path / "out" / "o.gguf", outtype="f32")
 
 
-def test_every_recipe_is_covered(oracles: Path) -> None:
+def test_every_recipe_is_covered(full_oracles: Path) -> None:
     assert set(recipes()) == set(REFUSED) | {"d2t-permuted-ok", "t2d-inconsistent"}
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
-def test_is_refused_with_one_sentence(oracles: Path, tmp_path: Path, case: str) -> None:
+def test_is_refused_with_one_sentence(full_oracles: Path, tmp_path: Path, case: str) -> None:
     kind, parts = REFUSED[case]
     with pytest.raises(kind) as caught:
         convert(case, tmp_path)
@@ -114,7 +114,7 @@ def test_is_refused_with_one_sentence(oracles: Path, tmp_path: Path, case: str) 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_the_command_gives_1_and_that_sentence(
-    oracles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+    full_oracles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     draft, target = make(case, tmp_path / "in")
     (tmp_path / "out").mkdir()
@@ -126,25 +126,25 @@ def test_the_command_gives_1_and_that_sentence(
 
 
 @pytest.mark.parametrize("case", ["d2t-absolute", "nan-weight", "config-not-json", "hidden-mismatch-target"])
-def test_the_base_of_a_case_is_accepted(oracles: Path, tmp_path: Path, case: str) -> None:
+def test_the_base_of_a_case_is_accepted(full_oracles: Path, tmp_path: Path, case: str) -> None:
     # A refusal only means something where the unbroken checkpoint passes.
-    cases = {c["id"]: c for c in json.loads((oracles / "malformed" / "recipes.json").read_text())["cases"]}
+    cases = {c["id"]: c for c in json.loads((full_oracles / "malformed" / "recipes.json").read_text())["cases"]}
     draft, target = make(case, tmp_path / "in")
     shutil.rmtree(draft)
-    source = oracles / "drafts" / cases[case]["base"]
-    good_target = oracles / json.loads((source / "golden.json").read_text())["target"]
+    source = full_oracles / "drafts" / cases[case]["base"]
+    good_target = full_oracles / json.loads((source / "golden.json").read_text())["target"]
     report = convert_checkpoint(source, good_target, tmp_path / "o.gguf", outtype="f32")
     assert report.path.stat().st_size > 0
 
 
-def test_a_permuted_table_is_kept_in_its_order(oracles: Path, tmp_path: Path) -> None:
+def test_a_permuted_table_is_kept_in_its_order(full_oracles: Path, tmp_path: Path) -> None:
     from dspark_cpp.convert.gguf_file import GGUFFile
 
     report = convert("d2t-permuted-ok", tmp_path)
     permuted = GGUFFile(report.path)
     plain_path = tmp_path / "plain.gguf"
     convert_checkpoint(
-        oracles / "drafts" / "spk-dspark-bonus-dv96", tmp_path / "in" / "target", plain_path, outtype="f32"
+        full_oracles / "drafts" / "spk-dspark-bonus-dv96", tmp_path / "in" / "target", plain_path, outtype="f32"
     )
     plain = GGUFFile(plain_path)
     ids, plain_ids = permuted.tensors["d2t"].whole(), plain.tensors["d2t"].whole()
@@ -155,11 +155,13 @@ def test_a_permuted_table_is_kept_in_its_order(oracles: Path, tmp_path: Path) ->
         assert (permuted.tensors[name].whole() == plain.tensors[name].whole()[order]).all()
 
 
-def test_an_inconsistent_t2d_is_told_and_changes_nothing(oracles: Path, tmp_path: Path) -> None:
+def test_an_inconsistent_t2d_is_told_and_changes_nothing(full_oracles: Path, tmp_path: Path) -> None:
     report = convert("t2d-inconsistent", tmp_path)
     assert any("t2d marks 94 tokens" in w and "differs from d2t (96 rows) in 2" in w for w in report.warnings)
     plain = tmp_path / "plain.gguf"
-    convert_checkpoint(oracles / "drafts" / "spk-dspark-bonus-dv96", tmp_path / "in" / "target", plain, outtype="f32")
+    convert_checkpoint(
+        full_oracles / "drafts" / "spk-dspark-bonus-dv96", tmp_path / "in" / "target", plain, outtype="f32"
+    )
     from dspark_cpp.convert.gguf_file import GGUFFile
 
     a, b = GGUFFile(report.path), GGUFFile(plain)

@@ -90,7 +90,7 @@ def convert(name: str, tmp_path: Path, **options: Any) -> GGUFFile:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_tensors_and_metadata_equal_upstreams(oracles: Path, tmp_path: Path, name: str) -> None:
+def test_tensors_and_metadata_equal_upstreams(full_oracles: Path, tmp_path: Path, name: str) -> None:
     want = expected(name)
     if want.get("refused"):
         pytest.skip(f"upstream refuses it: {want['error']}")
@@ -111,7 +111,7 @@ def test_tensors_and_metadata_equal_upstreams(oracles: Path, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_a_folder_as_target_gives_upstreams_tokenizer(oracles: Path, tmp_path: Path, name: str) -> None:
+def test_a_folder_as_target_gives_upstreams_tokenizer(full_oracles: Path, tmp_path: Path, name: str) -> None:
     want = expected(name)
     if want.get("refused"):
         pytest.skip(f"upstream refuses it: {want['error']}")
@@ -120,7 +120,7 @@ def test_a_folder_as_target_gives_upstreams_tokenizer(oracles: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["deepspec-qwen3-vanilla", "deepspec-gemma4"])
-def test_self_contained_keeps_both_tables_of_the_checkpoint(oracles: Path, tmp_path: Path, name: str) -> None:
+def test_self_contained_keeps_both_tables_of_the_checkpoint(full_oracles: Path, tmp_path: Path, name: str) -> None:
     facts = tensor_facts(convert(name, tmp_path, self_contained=True))
     want = expected(name)["tensors"]
     assert facts["token_embd.weight"][2] == want["token_embd.weight"]["sha256"]
@@ -129,7 +129,7 @@ def test_self_contained_keeps_both_tables_of_the_checkpoint(oracles: Path, tmp_p
 
 
 @pytest.mark.parametrize("name", ["deepspec-qwen3-gated", "deepspec-qwen3-rnn"])
-def test_gated_and_rnn_heads_are_written(oracles: Path, tmp_path: Path, name: str) -> None:
+def test_gated_and_rnn_heads_are_written(full_oracles: Path, tmp_path: Path, name: str) -> None:
     ours = convert(name, tmp_path)
     kind = name.rpartition("-")[2]
     assert ours.get_text("dflash.markov_head_type") == kind
@@ -142,7 +142,7 @@ def test_gated_and_rnn_heads_are_written(oracles: Path, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_decisions_equal_the_goldens(oracles: Path, tmp_path: Path, name: str) -> None:
+def test_decisions_equal_the_goldens(full_oracles: Path, tmp_path: Path, name: str) -> None:
     golden = json.loads((ORACLES / "drafts" / name / "golden.json").read_text())
     report = convert_checkpoint(ORACLES / "drafts" / name, target_of(ORACLES, name), tmp_path / "o.gguf", outtype="f32")
     assert report.layer_inputs == golden["layer_inputs"]
@@ -156,7 +156,7 @@ def test_decisions_equal_the_goldens(oracles: Path, tmp_path: Path, name: str) -
     assert (report.confidence == "hidden+markov") == golden["confidence_head_with_markov"]
 
 
-def test_windows_carry_their_producers_rule(oracles: Path, tmp_path: Path) -> None:
+def test_windows_carry_their_producers_rule(full_oracles: Path, tmp_path: Path) -> None:
     ours = convert("spk-dspark-swa", tmp_path)
     values = {k.rpartition(".")[2]: v.value for k, v in ours.metadata.items() if ".attention." in k}
     assert values["sliding_window"] == 16
@@ -166,7 +166,7 @@ def test_windows_carry_their_producers_rule(oracles: Path, tmp_path: Path) -> No
     assert values["causal"] is False
 
 
-def test_eagle3_is_refused_by_name(oracles: Path, tmp_path: Path) -> None:
+def test_eagle3_is_refused_by_name(full_oracles: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="EAGLE-3 draft, which is not supported"):
         convert_checkpoint(
             ORACLES / "drafts" / "spk-eagle3-dv96", target_of(ORACLES, "spk-eagle3-dv96"), tmp_path / "o.gguf"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from convert_fixtures import target_of
+from convert_fixtures import golden_of, target_of
 from dspark_cpp.convert import convert_checkpoint
 
 pytest.importorskip("xllamacpp", reason="the peer is a test extra")
@@ -34,7 +34,7 @@ REFUSED = {
 
 
 def run(oracles: Path, tmp_path: Path, name: str, jobs: list[dict[str, Any]]) -> Any:
-    golden = json.loads((oracles / "drafts" / name / "golden.json").read_text())
+    golden = golden_of(oracles, name)
     target = target_of(oracles, name)
     out = convert_checkpoint(oracles / "drafts" / name, target, tmp_path / "o.gguf", outtype="f32").path
     script = Path(__file__).with_name("peer_run.py")
@@ -45,7 +45,7 @@ def run(oracles: Path, tmp_path: Path, name: str, jobs: list[dict[str, Any]]) ->
 
 
 def jobs_of(oracles: Path, name: str) -> tuple[list[dict[str, Any]], list[int], list[float]]:
-    golden = json.loads((oracles / "drafts" / name / "golden.json").read_text())
+    golden = golden_of(oracles, name)
     jobs = [{"prompt": e["prompt_ids"], "n": len(e["target_only_ids"])} for e in golden["e2e"]]
     accepted = [sum(s["n_accepted"] for s in e["steps"]) for e in golden["e2e"]]
     return jobs, accepted, [e["min_step_margin"] for e in golden["e2e"]]
@@ -65,6 +65,14 @@ def test_the_peer_drafts_with_deepspecs_gemma4(oracles: Path, tmp_path: Path) ->
     jobs, _, _ = jobs_of(oracles, "specforge-dspark")  # a prompt for the same target
     ((drafted, _, _),) = run(oracles, tmp_path, "deepspec-gemma4", jobs[:1])
     assert drafted > 0
+
+
+def test_the_peer_drafts_with_a_window_by_its_own_rule(oracles: Path, tmp_path: Path) -> None:
+    """It counts the window from each query, not from the anchor; the pack says what that rule accepts."""
+    jobs, _, _ = jobs_of(oracles, "spk-dspark-swa")
+    golden = golden_of(oracles, "spk-dspark-swa")
+    accepted = sum(n for _, n, _ in run(oracles, tmp_path, "spk-dspark-swa", jobs))
+    assert accepted == pytest.approx(golden["e2e_summary_by_mask"]["llamacpp"]["accepted"], abs=4)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

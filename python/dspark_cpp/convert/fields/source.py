@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a draft, named as in docs/FORMAT.md."""
+    """Sizes of a draft, named as in docs/FILE_FORMAT.md."""
 
     n_layer: int
     n_embd: int
