@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dspark_cpp.convert.gguf_file import GGUFFile
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / "shared"
 ORACLES = SHARED / "oracles"
 FIXTURES = ROOT / "tests" / "fixtures" / "oracles"
-
-
-from dspark_cpp.convert.gguf_file import GGUFFile  # noqa: E402
 
 
 def golden_of(oracles: Path, draft: str) -> dict[str, Any]:
