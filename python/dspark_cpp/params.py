@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from . import errors
@@ -21,7 +22,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def ggml_type(name: str) -> int:
-    if name not in GGML_TYPES:
+    if not isinstance(name, str) or name not in GGML_TYPES:
         raise errors.ArgumentError(f"the cache type is {name!r}, expected one of {', '.join(GGML_TYPES)}")
     return GGML_TYPES[name]
 
@@ -33,6 +34,21 @@ def integer(value: Any, what: str) -> int:
     number = int(value.__index__())
     if not -(2**31) <= number < 2**31:
         raise errors.ArgumentError(f"{what} is {number}, expected a 32-bit integer")
+    return number
+
+
+def number(
+    value: Any, what: str, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> float:
+    """A finite float in its range; refuses anything else by name."""
+    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and number > above and least <= number <= most):
+        low = f"more than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
+        high = f"at most {most:g}" if most < math.inf else ""
+        wanted = " and ".join(filter(None, (low, high))) or "a finite number"
+        if -math.inf < least and most < math.inf:
+            wanted = f"{least:g} to {most:g}"
+        raise errors.ArgumentError(f"{what} is {value!r}, expected {wanted}")
     return number
 
 

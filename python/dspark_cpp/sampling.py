@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 import llama_cpp
 
 from . import errors
 from ._native import ffi, require_llama
-from .params import integer
+from .params import integer, number
 
 __all__ = ["Sampler"]
 
@@ -43,12 +42,12 @@ class Sampler:
         penalty_last_n: int = 64,
         seed: int | None = None,
     ) -> None:
-        temp = _number(temp, "temp")
-        top_p = _number(top_p, "top_p", above=0, most=1)
-        min_p = _number(min_p, "min_p", least=0, most=1)
-        repeat_penalty = _number(repeat_penalty, "repeat_penalty", above=0)
-        frequency_penalty = _number(frequency_penalty, "frequency_penalty")
-        presence_penalty = _number(presence_penalty, "presence_penalty")
+        temp = number(temp, "temp")
+        top_p = number(top_p, "top_p", above=0, most=1)
+        min_p = number(min_p, "min_p", least=0, most=1)
+        repeat_penalty = number(repeat_penalty, "repeat_penalty", above=0)
+        frequency_penalty = number(frequency_penalty, "frequency_penalty")
+        presence_penalty = number(presence_penalty, "presence_penalty")
         penalty_last_n = integer(penalty_last_n, "penalty_last_n")
         if penalty_last_n < 0:
             raise errors.ArgumentError(f"penalty_last_n is {penalty_last_n}, expected 0 or more")
@@ -106,19 +105,6 @@ class Sampler:
     def __del__(self) -> None:
         if llama_cpp is not None:  # interpreter shutdown clears modules
             self.close()
-
-
-def _number(
-    value: Any, what: str, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
-) -> float:
-    """A finite float in its range; refuses anything else by name."""
-    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not (math.isfinite(number) and number > above and least <= number <= most):
-        low = f"more than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
-        high = f"at most {most:g}" if most < math.inf else ""
-        wanted = " and ".join(filter(None, (low, high))) or "a finite number"
-        raise errors.ArgumentError(f"{what} is {value!r}, expected {wanted}")
-    return number
 
 
 def sampler_pointer(sampler: Any) -> Any:

@@ -13,7 +13,7 @@ from . import errors
 from ._native import check, context_pointer, ffi, lib, require_llama, text, tokens
 from .draft import Draft
 from .drafters import Bridge, Drafter
-from .params import fill_context_params, integer
+from .params import fill_context_params, integer, number
 from .sampling import sampler_pointer
 from .stats import Round, Stats
 from .target import feature_tap
@@ -97,13 +97,13 @@ class Session:
         feature_source: str = "auto",
     ) -> None:
         context = context_pointer(target)
-        if feature_source not in _SOURCES:
+        if not isinstance(feature_source, str) or feature_source not in _SOURCES:
             raise errors.ArgumentError(f"feature_source is {feature_source!r}, expected one of {', '.join(_SOURCES)}")
         params = ffi.new("dspark_session_params *")
         lib.dspark_session_params_init(params)
         params.n_ctx = 0 if n_ctx is None else integer(n_ctx, "n_ctx")
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
-        params.confidence_min = confidence_min
+        params.confidence_min = number(confidence_min, "confidence_min", least=0, most=1)
         params.feature_source = _SOURCES[feature_source]
         params.feature_tap = feature_tap(target)
         fill_context_params(
@@ -209,6 +209,8 @@ class Session:
             raise errors.ArgumentError("the prompt is empty, expected at least one token")
         if max_tokens is not None and integer(max_tokens, "max_tokens") < 0:
             raise errors.ArgumentError(f"max_tokens is {max_tokens}, expected 0 or more")
+        if n_draft_max is not None:
+            n_draft_max = self._limit(n_draft_max)
         if len(ids) > self.n_ctx:
             raise errors.ContextFullError(f"the prompt has {len(ids)} tokens, the context holds {self.n_ctx}")
         self._finish_reason = None
@@ -283,6 +285,15 @@ class Session:
     @property
     def n_tokens(self) -> int:
         return int(self._state().n_tokens)
+
+    @property
+    def pending(self) -> int | None:
+        """The token that next() returned last and that is not decoded yet; None if there is none.
+
+        A signal may come between the choice of a token and its return: it is here then.
+        """
+        token = int(self._state().pending)
+        return None if token < 0 else token
 
     @property
     def n_ctx(self) -> int:

@@ -29,11 +29,13 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cp
     tap = out[0]
     address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "dspark_feature_tap_callback")))
     original = api.llama_context_default_params
+    opener = threading.get_ident()
 
     def with_tap() -> Any:
         params = original()
-        params.cb_eval = type(params.cb_eval)(address)
-        params.cb_eval_user_data = ctypes.c_void_p(int(ffi.cast("uintptr_t", tap)))
+        if threading.get_ident() == opener:  # another thread may be opening a Llama of its own
+            params.cb_eval = type(params.cb_eval)(address)
+            params.cb_eval_user_data = ctypes.c_void_p(int(ffi.cast("uintptr_t", tap)))
         return params
 
     # Llama takes every context parameter that it does not know from this function, looked up in the module when called

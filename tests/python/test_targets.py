@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,19 @@ def test_an_architecture_without_taps_is_refused_in_a_sentence_if_opened_as_usua
             assert len(list(session.generate([2, 651], max_tokens=3, stop_at_eog=False))) == 3
     finally:
         llm.close()
+
+
+def test_a_llama_that_another_thread_opens_meanwhile_gets_no_tap(
+    open_tiny: Callable[..., Any], smollm_path: Path
+) -> None:
+    """open_target() swaps a module's function for a moment; whoever called it then got the other target's tap."""
+    opened: list[llama_cpp.Llama] = []
+    thread = threading.Thread(target=lambda: opened.append(open_target(smollm_path, n_ctx=64, verbose=False)))
+    thread.start()
+    others = [open_tiny(n_ctx=64)]
+    while thread.is_alive():
+        others.append(open_tiny(n_ctx=64))
+    thread.join()
+    assert opened[0].context_params.cb_eval_user_data
+    assert not any(llm.context_params.cb_eval_user_data for llm in others)
+    opened[0].close()
