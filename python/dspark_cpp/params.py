@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from . import errors
@@ -38,18 +39,13 @@ def integer(value: Any, what: str) -> int:
 
 
 def number(
-    value: Any, what: str, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+    value: Any, what: str, wanted: str = "a finite number", ok: Callable[[float], bool] = math.isfinite
 ) -> float:
-    """A finite float in its range; refuses anything else by name."""
-    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
-    if not (math.isfinite(number) and number > above and least <= number <= most):
-        low = f"more than {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else ""
-        high = f"at most {most:g}" if most < math.inf else ""
-        wanted = " and ".join(filter(None, (low, high))) or "a finite number"
-        if -math.inf < least and most < math.inf:
-            wanted = f"{least:g} to {most:g}"
+    """A finite float for which ok holds; refuses anything else by name."""
+    x = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not math.isfinite(x) or not ok(x):
         raise errors.ArgumentError(f"{what} is {value!r}, expected {wanted}")
-    return number
+    return x
 
 
 def fill_context_params(params: Any, *, n_threads: int | None, type_k: str, type_v: str, n_ctx: int | None) -> None:

@@ -43,9 +43,9 @@ class Sampler:
         seed: int | None = None,
     ) -> None:
         temp = number(temp, "temp")
-        top_p = number(top_p, "top_p", above=0, most=1)
-        min_p = number(min_p, "min_p", least=0, most=1)
-        repeat_penalty = number(repeat_penalty, "repeat_penalty", above=0)
+        top_p = number(top_p, "top_p", "more than 0 and at most 1", lambda x: 0 < x <= 1)
+        min_p = number(min_p, "min_p", "0 to 1", lambda x: 0 <= x <= 1)
+        repeat_penalty = number(repeat_penalty, "repeat_penalty", "more than 0", lambda x: x > 0)
         frequency_penalty = number(frequency_penalty, "frequency_penalty")
         presence_penalty = number(presence_penalty, "presence_penalty")
         penalty_last_n = integer(penalty_last_n, "penalty_last_n")

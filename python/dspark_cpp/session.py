@@ -103,7 +103,7 @@ class Session:
         lib.dspark_session_params_init(params)
         params.n_ctx = 0 if n_ctx is None else integer(n_ctx, "n_ctx")
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
-        params.confidence_min = number(confidence_min, "confidence_min", least=0, most=1)
+        params.confidence_min = number(confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
         params.feature_source = _SOURCES[feature_source]
         params.feature_tap = feature_tap(target)
         fill_context_params(

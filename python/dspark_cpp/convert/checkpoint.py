@@ -100,11 +100,8 @@ class Checkpoint:
         for name in sorted(self.tensors):
             weight = self.tensors[name]
             one = hashlib.sha256()
-            raw = weight.raw()
-            for start in range(0, len(raw), 16 << 20):
-                part = raw[start : start + (16 << 20)]
+            for part in weight.byte_chunks():
                 one.update(part)
-                weight.file.release(weight.offset + start, len(part))
                 if advance:
                     advance(len(part))
             shape = "x".join(map(str, weight.shape))

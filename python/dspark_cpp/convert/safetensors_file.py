@@ -1,28 +1,19 @@
-"""One safetensors file, memory-mapped, with every number of its header checked before it is used.
-
-The header is read here rather than by the safetensors package, because its errors name neither the file nor the value,
-and because its NumPy interface copies a whole tensor where a few rows are wanted.
-Source: the format text in the safetensors repository (8 bytes length, JSON header, data).
-"""
+"""One safetensors file, read a few rows at a time through the safetensors package, with errors that name the file."""
 
 from __future__ import annotations
 
-import json
-import mmap
-import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from ..errors import FileError, FormatError
-from .weights import BF16, AnyArray, Weight
+from .weights import BF16, CHUNK_ELEMENTS, AnyArray, Weight
 
 __all__ = ["SafetensorsFile", "StoredWeight"]
-
-# The limit of the reference implementation.
-_MAX_HEADER_BYTES = 100_000_000
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -38,17 +29,21 @@ DTYPES: dict[str, np.dtype] = {
     "U16": np.dtype("<u2"),
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("u1"),
+    # known, so that a quantised checkpoint is refused for what it is; never read
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 
+# The package maps the file; what was read stays in resident memory until the mapping goes.
+_REOPEN_AFTER = 64 << 20
+
 
 class StoredWeight(Weight):
-    """One tensor of a memory-mapped file."""
+    """One tensor of a file."""
 
-    def __init__(self, file: SafetensorsFile, name: str, dtype_name: str, shape: tuple[int, ...], offset: int) -> None:
-        self.file, self.name, self.dtype_name, self.shape, self.offset = file, name, dtype_name, shape, offset
+    def __init__(self, file: SafetensorsFile, name: str, dtype_name: str, shape: tuple[int, ...]) -> None:
+        self.file, self.name, self.dtype_name, self.shape = file, name, dtype_name, shape
         self.dtype = DTYPES[dtype_name]
 
     @property
@@ -57,23 +52,19 @@ class StoredWeight(Weight):
         return self.n_elements * self.dtype.itemsize
 
     def rows(self, start: int, stop: int) -> AnyArray:
+        if start >= stop:
+            return np.empty((0, *self.shape[1:]), self.dtype)
+        data = self.file.read(self.name, slice(start, stop) if self.shape else None)
+        values: AnyArray = np.ascontiguousarray(data)
+        values = values.view(self.dtype) if values.dtype.itemsize == self.dtype.itemsize else values.astype(self.dtype)
+        return values.reshape((stop - start, *self.shape[1:]))
+
+    def byte_chunks(self) -> Iterator[bytes]:
+        """The bytes as stored, a few rows at a time."""
         n_rows = self.shape[0] if self.shape else 1
-        row = self.n_elements // max(1, n_rows)
-        data = np.frombuffer(
-            self.file.map,
-            self.dtype,
-            count=(stop - start) * row,
-            offset=self.offset + start * row * self.dtype.itemsize,
-        )
-        return data.reshape((stop - start, *self.shape[1:]))
-
-    def raw(self) -> memoryview:
-        """The bytes as stored."""
-        return memoryview(self.file.map)[self.offset : self.offset + self.n_bytes]
-
-    def release(self, start: int, stop: int) -> None:
-        row = self.n_bytes // max(1, self.shape[0] if self.shape else 1)
-        self.file.release(self.offset + start * row, (stop - start) * row)
+        step = max(1, CHUNK_ELEMENTS // max(1, self.n_elements // max(1, n_rows)))
+        for start in range(0, n_rows if self.n_elements else 0, step):
+            yield self.rows(start, min(n_rows, start + step)).tobytes()
 
 
 class SafetensorsFile:
@@ -86,85 +77,41 @@ class SafetensorsFile:
         self.path = path
         try:
             with open(path, "rb") as f:
-                size = f.seek(0, 2)
-                if size < 8:
-                    raise FileError(f"{path}: {size} bytes, but a safetensors file starts with an 8-byte header length")
-                self.map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+                start, size = f.read(8), f.seek(0, 2)
         except FileNotFoundError:
             raise FileError(f"{path}: no such file") from None
         except OSError as e:
             raise FileError(f"{path}: cannot be read: {e.strerror or e}") from None
-        (n_header,) = struct.unpack("<Q", self.map[:8])
-        if n_header > min(size - 8, _MAX_HEADER_BYTES):
-            raise FileError(
-                f"{path}: header length {n_header}, but only {size - 8} bytes follow "
-                f"(at most {_MAX_HEADER_BYTES} are allowed); the file is truncated or not safetensors"
-            )
-        self._n_data = size - 8 - n_header
-        self._data = 8 + n_header
+        if size < 8:
+            raise FileError(f"{path}: {size} bytes, but a safetensors file starts with an 8-byte header length")
+        # what the package's own message leaves out
+        self._sizes = f"{size} bytes, of which the header says it has {int.from_bytes(start, 'little')}"
+        self._n_read = 0
+        self._file = self._open()
         self.tensors: dict[str, StoredWeight] = {}
-        spans: list[tuple[int, int, str]] = []
-        for name, entry in self._header(self.map[8 : 8 + n_header]).items():
-            if name != "__metadata__":
-                self.tensors[name], span = self._tensor(name, entry)
-                spans.append((*span, name))
-        self._check_coverage(spans)
-
-    def _header(self, raw: bytes) -> dict[str, Any]:
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            if len({k for k, _ in pairs}) != len(pairs):
-                raise ValueError("a key occurs twice")
-            return dict(pairs)
-
-        try:
-            header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-        except (ValueError, RecursionError) as e:
-            raise FileError(f"{self.path}: the safetensors header is not valid JSON: {e}") from None
-        if not isinstance(header, dict):
-            raise FileError(
-                f"{self.path}: the safetensors header is a {type(header).__name__}, but an object is needed"
-            )
-        return header
-
-    def _tensor(self, name: str, entry: Any) -> tuple[StoredWeight, tuple[int, int]]:
-        def wrong(what: str) -> FileError:
-            return FileError(f"{self.path}: tensor {name!r}: {what}")
-
-        def counts(value: Any) -> bool:
-            return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
-
-        if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-            raise wrong("its header entry lacks dtype, shape or data_offsets")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise FormatError(f"{self.path}: tensor {name!r}: element type {dtype!r} is not one of {', '.join(DTYPES)}")
-        if not counts(shape) or len(shape) > 8:
-            raise wrong(f"shape {shape!r} is not a list of at most 8 sizes")
-        if not counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise wrong(f"data_offsets {offsets!r} is not [begin, end]")
-        begin, end = offsets
-        if end > self._n_data:
-            raise wrong(f"its data ends at byte {end}, but the file holds {self._n_data} bytes of data")
-        wanted = DTYPES[dtype].itemsize
-        for n in shape:
-            wanted *= n
-        if end - begin != wanted:
-            raise wrong(f"{end - begin} bytes of data, but {dtype} of shape {shape} takes {wanted}")
-        return StoredWeight(self, name, dtype, tuple(shape), self._data + begin), (begin, end)
-
-    def _check_coverage(self, spans: list[tuple[int, int, str]]) -> None:
-        at = 0
-        for begin, end, name in sorted(spans):
-            if begin != at:
-                raise FileError(
-                    f"{self.path}: tensor {name!r} begins at byte {begin}, but the tensor before it ends at {at}"
+        for name in self._file.keys():  # noqa: SIM118 - not a dict
+            entry = self._file.get_slice(name)
+            dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
+            if dtype not in DTYPES:
+                raise FormatError(
+                    f"{self.path}: tensor {name!r}: element type {dtype!r} is not one of {', '.join(DTYPES)}"
                 )
-            at = end
-        if at != self._n_data:
-            raise FileError(f"{self.path}: {self._n_data} bytes of data, but its tensors take {at}")
+            self.tensors[name] = StoredWeight(self, name, dtype, shape)
 
-    def release(self, offset: int, n_bytes: int) -> None:
-        """Tell the system that these pages are no longer needed: resident memory then stays small."""
-        if hasattr(self.map, "madvise") and n_bytes > 0:
-            start = offset - offset % mmap.PAGESIZE
-            self.map.madvise(mmap.MADV_DONTNEED, start, offset + n_bytes - start)
+    def _open(self) -> Any:
+        try:
+            return safe_open(self.path, framework="np")
+        except (SafetensorError, OSError, ValueError) as e:
+            raise FileError(f"{self.path} ({self._sizes}): not a whole safetensors file: {e}") from None
+
+    def read(self, name: str, rows: slice | None) -> AnyArray:
+        """Rows of a tensor, or all of one without dimensions."""
+        if self._n_read > _REOPEN_AFTER:
+            self._file, self._n_read = self._open(), 0
+        try:
+            data = self._file.get_tensor(name) if rows is None else self._file.get_slice(name)[rows]
+        except (SafetensorError, OSError, AttributeError, TypeError) as e:
+            raise FileError(f"{self.path}: tensor {name!r} cannot be read: {e}") from None
+        values = np.asarray(data)
+        self._n_read += values.nbytes
+        return values
