@@ -124,5 +124,6 @@ PYBIND11_MODULE(dspark_probe, m) {
         .def_property_readonly("kv_size", [](const probe & p) { return p.context->kv_size(); })
         .def("propose", &probe::propose, py::arg("anchor"), py::arg("n_max") = 1 << 20, py::arg("with_logits") = false)
         .def("node", &probe::node, "A named node of the last proposal in NumPy order, None if there is none of the name.")
+        .def("gathered_bytes", [](const probe & p, const std::string & weight) { return p.context->gathered_bytes(weight); })
         .def("cache_rows", &probe::cache_rows, py::arg("layer"), py::arg("v"));
 }

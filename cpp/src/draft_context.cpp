@@ -361,6 +361,15 @@ std::vector<float> draft_context::node(const std::string & name, std::vector<int
     return {};
 }
 
+size_t draft_context::gathered_bytes(const std::string & weight) const {
+    size_t n_bytes = 0;
+    for (int i = 0; last_ && i < ggml_graph_n_nodes(last_->g.graph); ++i) {
+        const ggml_tensor * t = ggml_graph_node(last_->g.graph, i);
+        n_bytes += t->op == GGML_OP_GET_ROWS && weight == t->src[0]->name ? ggml_nbytes(t) : 0;
+    }
+    return n_bytes;
+}
+
 std::vector<uint8_t> draft_context::cache_rows(int32_t il, bool v) {
     flush();
     if (n_injected_ == 0) {

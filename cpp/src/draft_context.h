@@ -43,6 +43,8 @@ class draft_context : public drafter {
 
     // For tests: the values of a named node of the last proposal, and its shape; empty if there is none of that name.
     std::vector<float> node(const std::string & name, std::vector<int64_t> & ne) const;
+    // For tests: bytes that the last proposal gathered from a weight looked up by row.
+    size_t gathered_bytes(const std::string & weight) const;
     // For tests: the stored bytes of the cached K (or V) rows of a layer, positions [0, n_injected).
     std::vector<uint8_t> cache_rows(int32_t il, bool v);
     // Injects what is pending, so that the cache holds every appended position.

@@ -132,3 +132,14 @@ def test_loading_twice_gives_the_same_bits(tmp_path, probe):
         draft.append(ROWS)
         outs.append(draft.propose(ANCHOR, with_logits=True))
     assert_same_bits(outs[1], outs[0], "loaded again")
+
+
+@pytest.mark.parametrize("name", ["spk-dspark-bonus-dv96", "deepspec-qwen3-vanilla"])
+def test_a26_a_round_gathers_one_markov_row_a_slot(name, probe, golden, converted, target):
+    """The whole table was once copied over for each lookup elsewhere: at most rank x block x 4 bytes a round here."""
+    g = golden(name)
+    draft = probe.DraftProbe(str(converted(name)), target(g.info["target"]))
+    draft.append(g.features[:20])
+    draft.propose(int(g.tokens[20]))
+    gathered = draft.gathered_bytes("markov_w1.weight")
+    assert 0 < gathered <= g.info["markov_rank"] * g.info["block_size"] * 4
