@@ -115,7 +115,10 @@ def test_doctor_and_version_say_what_was_found() -> None:
 def test_ctrl_c_ends_generation_with_exit_code_130_and_no_traceback(pair: list[object]) -> None:
     command = [sys.executable, "-m", "dspark_cpp", "generate", *map(str, pair), "--prompt-ids", IDS, "-n", "100000"]
     command[command.index("512")] = "100000"
-    process: Any = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # a test run in the background ignores the signal, and its children would too
+    listening = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process: Any = subprocess.Popen(command, env=ENV, preexec_fn=listening, **pipes)
     assert process.stdout.read(20)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
