@@ -48,7 +48,7 @@ def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         ({"a": entry(shape=(True, 2))}, b"\0" * 8, "invalid type: boolean `true`"),
         ({"a": entry(shape=(2**62, 2**62))}, b"\0" * 8, "overflow computing buffer size"),
         ({"a": entry(offsets=(8, 0))}, b"\0" * 8, "invalid offset for tensor `a`"),
-        ({"a": entry(), "b": entry()}, b"\0" * 8, "invalid offset for tensor `b`"),
+        ({"a": entry(), "b": entry()}, b"\0" * 8, "invalid offset for tensor `[ab]`"),
         ({"a": entry()}, b"\0" * 12, "81 bytes, of which .* not fully covered"),
         ({"a": entry()}, b"\0" * 4, "73 bytes, of which .* not fully covered"),
     ],
