@@ -115,6 +115,39 @@ DSPARK_API const char * dspark_device_description(int32_t index);
 DSPARK_API const char * dspark_device_kind(int32_t index);
 
 /* ---------------------------------------------------------------------------------------------------------------
+ * Kernels: own CPU kernels for matrix products and attention, inside ggml's thread pool.  Every output row comes out
+ * bit for bit the same alone or in a batch, and a batch of few rows costs little more than one.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef enum dspark_kernels_mode {
+    DSPARK_KERNELS_AUTO = 0, /* install them where they can run; the state says why not */
+    DSPARK_KERNELS_ON   = 1, /* fail where they cannot */
+    DSPARK_KERNELS_OFF  = 2  /* llama.cpp's own */
+} dspark_kernels_mode;
+
+/* Installs the kernels in the bound ggml, for every model of the process, or switches them off.  Off unless called.
+ * Before the first model is loaded: quantised weights are then stored once, in the kernels' layout, and such weights are
+ * computed here whatever the mode is later; weights of models that were loaded before keep llama.cpp's layout and kernels.
+ * F32, F16 and BF16 weights and attention are computed in place and follow the mode at any time.
+ * A self-test comes first; whatever it finds wrong leaves llama.cpp's kernels in place.
+ * Must not run beside a computation of ggml's CPU device.
+ * Errors: DSPARK_ERROR_ARGUMENT; DSPARK_ERROR_BINDING with mode ON. */
+DSPARK_API dspark_status dspark_kernels_install(int32_t mode);
+
+typedef struct dspark_kernels_state {
+    size_t       struct_size;
+    bool         active;
+    bool         packs_weights; /* models loaded from now on keep quantised weights in the kernels' layout */
+    const char * reason;        /* why not active, or what is missing; "" if nothing is; valid until the thread's next call */
+    const char * isa;           /* instruction set: "avx512", "avx512_bf16", "avx2", "neon"; "" before the first install */
+    int64_t      n_matmul;      /* operations computed by the kernels so far */
+    int64_t      n_attention;
+    uint64_t     n_bytes;       /* of weights in the kernels' layout, in all models of the process */
+} dspark_kernels_state;
+
+DSPARK_API dspark_status dspark_kernels_get_state(dspark_kernels_state * state);
+
+/* ---------------------------------------------------------------------------------------------------------------
  * Draft: the weights.  Immutable after loading; may be used by any number of threads and sessions at once.
  * ------------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 // The C boundary: every extern "C" function.  Arguments are checked and copied here, exceptions end here; no logic.
 #include "draft_context.h"
 #include "draft_model.h"
+#include "kernels/hook.h"
 #include "session.h"
 
 #include <algorithm>
@@ -313,6 +314,34 @@ const char * dspark_device_kind(int32_t index) {
 }
 
 // --- draft ------------------------------------------------------------------------------------------------------------
+
+dspark_status dspark_kernels_install(int32_t mode) {
+    return guard([&] {
+        require_bound();
+        switch (mode) {
+            case DSPARK_KERNELS_AUTO: return kernels::install(kernels::mode::automatic);
+            case DSPARK_KERNELS_ON: return kernels::install(kernels::mode::on);
+            case DSPARK_KERNELS_OFF: return kernels::install(kernels::mode::off);
+            default: fail(DSPARK_ERROR_ARGUMENT, format("mode of the kernels is %d, expected 0 to 2", mode));
+        }
+    });
+}
+
+dspark_status dspark_kernels_get_state(dspark_kernels_state * state) {
+    return guard([&] {
+        need_struct(state, "dspark_kernels_state");
+        thread_local std::string reason;
+        const kernels::state     now = kernels::get_state();
+        reason                       = now.reason;
+        state->active                = now.active;
+        state->packs_weights         = now.packs_weights;
+        state->reason                = reason.c_str();
+        state->isa                   = now.isa;
+        state->n_matmul              = now.n_matmul;
+        state->n_attention           = now.n_attention;
+        state->n_bytes               = now.n_bytes;
+    });
+}
 
 void dspark_draft_params_init(dspark_draft_params * params) {
     if (params) {

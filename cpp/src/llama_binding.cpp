@@ -25,8 +25,9 @@ const ggml_tensor * (*llama_model_get_tensor)(const llama_model *, const char *)
 
 namespace {
 
-std::mutex bind_mutex;
-bool       bound = false;
+std::mutex          bind_mutex;
+bool                bound = false;
+std::vector<void *> bound_libraries;
 
 void * find_symbol(void * const * libraries, size_t n_libraries, const char * name) {
     for (size_t i = 0; i < n_libraries; ++i) {
@@ -145,8 +146,11 @@ void bind(void * const * libraries, size_t n_libraries) {
                    {"_ZNK11llama_model10get_tensorEPKc", "?get_tensor@llama_model@@QEBAPEBUggml_tensor@@PEBD@Z"});
 
     check_three_op_graph();
+    bound_libraries.assign(libraries, libraries + n_libraries);
     bound = true;
 }
+
+void * find_bound_symbol(const char * name) { return find_symbol(bound_libraries.data(), bound_libraries.size(), name); }
 
 void require_bound() {
     if (!bound) {

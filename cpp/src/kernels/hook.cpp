@@ -1,0 +1,166 @@
+#include "hook.h"
+
+#include "attention.h"
+#include "isa.h"
+#include "matmul.h"
+#include "packed_buffer.h"
+#include "self_test.h"
+
+#include <atomic>
+#include <mutex>
+
+namespace dspark::kernels {
+
+namespace {
+
+std::mutex           install_mutex;
+bool                 hooked = false; // the buffer type is in ggml-cpu's list, for good
+std::string          reason = "the kernels were not installed";
+bool                 packs_weights = false;
+std::atomic<bool>    active{false};
+std::atomic<int64_t> n_matmul{0};
+std::atomic<int64_t> n_attention{0};
+
+// The planner's decision about an operation is left in its `extra`, which ggml-cpu does not use for results: every
+// thread then finds the same answer as the work buffer was made for, even if the kernels are switched meanwhile.
+const char mark = 0;
+
+bool takes(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_MUL_MAT: return (active || is_packed(op->src[0])) && matmul_supported(op);
+        case GGML_OP_FLASH_ATTN_EXT: return active && attention_supported(op);
+        default: return false;
+    }
+}
+
+class traits final : public tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        const bool taken = takes(op);
+        if (taken || op->extra == &mark) {
+            const_cast<ggml_tensor *>(op)->extra = taken ? const_cast<char *>(&mark) : nullptr;
+        }
+        if (taken) {
+            size = op->op == GGML_OP_MUL_MAT ? matmul_work_size(n_threads, op) : attention_work_size(n_threads, op);
+        }
+        return taken;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (op->extra != &mark) {
+            return false;
+        }
+        if (op->op == GGML_OP_MUL_MAT) {
+            matmul_compute(*params, op);
+        } else {
+            attention_compute(*params, op);
+        }
+        if (params->ith == 0) {
+            (op->op == GGML_OP_MUL_MAT ? n_matmul : n_attention).fetch_add(1, std::memory_order_relaxed);
+        }
+        return true;
+    }
+};
+
+class buffer_type final : public extra_buffer_type {
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
+        return op->op == GGML_OP_MUL_MAT && is_packed(op->src[0]) && matmul_supported(op) &&
+               (!op->src[1]->buffer || ggml_backend_buffer_is_host(op->src[1]->buffer));
+    }
+
+    tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_FLASH_ATTN_EXT ? &traits_ : nullptr;
+    }
+
+    traits traits_;
+};
+
+// ggml's list is a std::vector of its own: wrong in any way means that its standard library is not ours.
+bool plausible(const std::vector<ggml_backend_buffer_type_t> & list, ggml_backend_dev_t cpu) {
+    if (list.size() > 16 || list.capacity() < list.size() || list.capacity() > 1024) {
+        return false;
+    }
+    for (ggml_backend_buffer_type_t type : list) {
+        if (!type || type->device != cpu || !type->iface.get_name || !type->iface.alloc_buffer) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Whether models that are loaded from now on are offered the buffer type: llama.cpp and our drafts read a copy of the list that
+// ggml-cpu makes when it is asked first.
+bool offered(ggml_backend_dev_t cpu, ggml_backend_buffer_type_t type) {
+    using get_extra_fn = ggml_backend_buffer_type_t * (*) (ggml_backend_dev_t);
+    auto get_extra     = reinterpret_cast<get_extra_fn>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    for (ggml_backend_buffer_type_t * extra = get_extra ? get_extra(cpu) : nullptr; extra && *extra; ++extra) {
+        if (*extra == type) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Returns why the kernels cannot run here, or "".
+std::string hook() {
+    if (!select_isa()) {
+        return "no kernel is made for this processor; they need AVX2, FMA and F16C, or AVX-512, or ARM's dot products";
+    }
+    if (const char * missing = bind_private_functions()) {
+        return format("the loaded ggml keeps %s to itself, as static and plug-in builds do", missing);
+    }
+    ggml_backend_dev_t cpu  = find_device(nullptr);
+    auto &             list = ggml_private.extra_buffer_types();
+    if (!plausible(list, cpu)) {
+        return "ggml-cpu's list of buffer types does not look as expected; was it built with another compiler?";
+    }
+    static buffer_type               extra;
+    const ggml_backend_buffer_type_t type = packed_buffer_type(&extra);
+    list.insert(list.begin(), type);
+    active                    = true;
+    const std::string problem = self_test();
+    if (!problem.empty()) {
+        active = false;
+        list.erase(list.begin());
+        return problem;
+    }
+    hooked        = true;
+    packs_weights = offered(cpu, type);
+    return "";
+}
+
+} // namespace
+
+void install(mode wanted) {
+    std::lock_guard<std::mutex> lock(install_mutex);
+    if (wanted == mode::off) {
+        active = false;
+        reason = "the kernels were switched off";
+        return;
+    }
+    // what failed once would fail again
+    static const std::string problem = hook();
+    active                           = problem.empty();
+    reason                           = problem;
+    if (active && !packs_weights) {
+        reason = "a model was loaded before the kernels: quantised weights keep llama.cpp's layout and kernels";
+    }
+    if (wanted == mode::on && !active) {
+        fail(DSPARK_ERROR_BINDING, "the kernels cannot be installed: " + problem);
+    }
+}
+
+state get_state() {
+    std::lock_guard<std::mutex> lock(install_mutex);
+    state now;
+    now.active        = active;
+    now.packs_weights = packs_weights;
+    now.reason        = reason;
+    now.isa           = isa_name();
+    now.n_matmul      = n_matmul;
+    now.n_attention   = n_attention;
+    now.n_bytes       = packed_bytes();
+    return now;
+}
+
+} // namespace dspark::kernels

@@ -1,0 +1,29 @@
+// Puts our kernels in front of ggml-cpu's own, inside its thread pool: an extra buffer type is asked before each operation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace dspark::kernels {
+
+enum class mode { automatic, on, off };
+
+struct state {
+    bool         active        = false; // plain weights, attention and packed weights are computed here
+    bool         packs_weights = false; // models loaded from now on keep quantised weights in our layout
+    std::string  reason;                // why not active, or what is missing; "" if nothing is
+    const char * isa           = "";    // "avx512", ..., "" before the first install
+    int64_t      n_matmul      = 0;     // operations computed here so far
+    int64_t      n_attention   = 0;
+    size_t       n_bytes       = 0;     // of weights in our layout, in all living models
+};
+
+// Installs the kernels, after a self-test, or switches them off again; weights that are packed stay so and are
+// computed here whatever the mode.  Must not run beside a graph's computation on the CPU.
+// automatic: leaves the reason in the state where they cannot run; on: throws it.
+void install(mode wanted);
+
+state get_state();
+
+} // namespace dspark::kernels

@@ -1,0 +1,65 @@
+"""Own CPU kernels inside llama.cpp's thread pool: rows that do not depend on their neighbours, cheap small batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ._native import check, errors, ffi, lib, text
+
+__all__ = ["KernelState", "install", "state"]
+
+_MODES = {"auto": lib.DSPARK_KERNELS_AUTO, "on": lib.DSPARK_KERNELS_ON, "off": lib.DSPARK_KERNELS_OFF}
+
+
+@dataclass(frozen=True)
+class KernelState:
+    """What the kernels of this process do now."""
+
+    #: whether matrix products and attention of plain weights run here
+    active: bool
+    #: whether models loaded from now on keep quantised weights in the kernels' layout
+    packs_weights: bool
+    #: why the kernels are not active, or what they cannot do; "" if nothing is missing
+    reason: str
+    #: instruction set: "avx512_bf16", "avx512", "avx2", "neon"; "" before the first install
+    isa: str
+    #: operations computed by the kernels so far
+    n_matmul: int
+    n_attention: int
+    #: bytes of weights in the kernels' layout, in all models of the process
+    n_bytes: int
+
+
+def install(mode: Literal["auto", "on", "off"] = "auto") -> KernelState:
+    """Installs the kernels for every model of this process, or switches them off; returns their state.
+
+    To be called before the first model is loaded: quantised weights are then kept in the kernels' layout, where they are
+    computed by them whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
+    "auto" installs them where they can run and says in the state's `reason` why not; "off" is llama.cpp's own.
+    Must not run while another thread decodes on the CPU.
+
+    Raises:
+        ArgumentError: another mode.
+        BindingError: mode "on" where the kernels cannot run.
+    """
+    if mode not in _MODES:
+        raise errors.ArgumentError(f'the mode of the kernels is {mode!r}, expected "auto", "on" or "off"')
+    check(lib.dspark_kernels_install(_MODES[mode]))
+    return state()
+
+
+def state() -> KernelState:
+    """What the kernels of this process do now."""
+    seen = ffi.new("dspark_kernels_state *")
+    seen.struct_size = ffi.sizeof("dspark_kernels_state")
+    check(lib.dspark_kernels_get_state(seen))
+    return KernelState(
+        active=bool(seen.active),
+        packs_weights=bool(seen.packs_weights),
+        reason=text(seen.reason),
+        isa=text(seen.isa),
+        n_matmul=int(seen.n_matmul),
+        n_attention=int(seen.n_attention),
+        n_bytes=int(seen.n_bytes),
+    )
