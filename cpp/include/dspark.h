@@ -337,12 +337,15 @@ typedef struct dspark_session_params {
     float                 confidence_min; /* a proposal ends before the first token of lower confidence; 0: off */
     int32_t               feature_source; /* dspark_feature_source */
     dspark_feature_tap *  feature_tap;    /* the tap of the target's context, or NULL */
+    const int32_t *       tokens;         /* that the target's memory holds already, at positions 0, 1, ...: see _adopt() */
+    int32_t               n_tokens;       /* 0: the target's memory is emptied */
+    bool                  logits_all;     /* append computes the logits of every token, not of the last alone */
     dspark_draft_context_params draft;    /* of the draft's context */
 } dspark_session_params;
 
 DSPARK_API void dspark_session_params_init(dspark_session_params * params);
 
-/* Takes over sequence 0 of the target's context, which is emptied; the context must outlive the session and must not
+/* Takes over sequence 0 of the target's context, which is emptied unless params name its tokens; the context must outlive the session and must not
  * be used by another session.  draft NULL: plain decoding.  A target that cannot forget single positions
  * (recurrent memory) is decoded plainly, and disabled_reason of its state says so.
  * The context must allow as many outputs as a round has rows (n_outputs_max 0, or at least 1 + the draft's n_draft_max):
@@ -366,7 +369,7 @@ DSPARK_API dspark_status dspark_session_close(dspark_session * session);
 /* Decodes at most one target batch (n_batch tokens) of the given tokens, appended to the sequence; *out_n tells how
  * many it took, so that a caller can react to signals between batches.  An open round is settled first, and a token
  * that dspark_session_next() returned last but has not decoded is dropped: pass it here to keep it.
- * Logits are computed for the last token of the call alone.
+ * Logits are computed for the last token of the call alone, unless logits_all was asked for.
  * On an error the sequence is as before the call; rows that a drafter's append() refused leave the target's memory with the
  * session's next call. */
 DSPARK_API dspark_status dspark_session_append(dspark_session * session, const int32_t * tokens, int32_t n_tokens, int32_t * out_n);
@@ -392,6 +395,26 @@ DSPARK_API dspark_status dspark_session_settle(dspark_session * session);
  * No logits are left: append at least one token before the next dspark_session_next(). */
 DSPARK_API dspark_status dspark_session_rewind(dspark_session * session, int32_t n_tokens);
 
+/* Tells the session that the host has changed the target's memory, which now holds these tokens at positions 0, 1, ...:
+ * after a llama_decode or llama_state_set_data of the host's own.  What the memory holds behind them is removed.  Where the tokens
+ * are no prefix of the session's own, the draft forgets the sequence and goes on from here; it proposes worse until it
+ * has seen some of it again.  No logits are left: append before the next dspark_session_next().
+ * Errors: DSPARK_ERROR_STATE (the memory holds fewer positions), _ARGUMENT; the session is as before. */
+DSPARK_API dspark_status dspark_session_adopt(dspark_session * session, const int32_t * tokens, int32_t n_tokens);
+
+/* Saves the session's own side, to go with the target's (llama_state_get_data): tokens and the draft's cache.  An open round is
+ * settled first; the pending token is not saved.  *out_data is to be given to dspark_saved_free(). */
+DSPARK_API dspark_status dspark_session_save(dspark_session * session, uint8_t ** out_data, size_t * out_size);
+DSPARK_API void          dspark_saved_free(uint8_t * data);
+
+/* Takes back what dspark_session_save() wrote, in this process or another, after the host has restored the target's memory.
+ * Goes on as the saved session would have, with the same proposals.  No logits are left.  A state saved without a
+ * draft makes the draft begin anew, as dspark_session_adopt() does.
+ * Errors: DSPARK_ERROR_FORMAT (damaged, or of another version), _MISMATCH (another target, draft or cache type),
+ * _CONTEXT_FULL (longer than this session's n_ctx), _STATE (the target's memory is not the saved one); the session is
+ * as before. */
+DSPARK_API dspark_status dspark_session_load(dspark_session * session, const uint8_t * data, size_t size);
+
 typedef struct dspark_session_state {
     size_t       struct_size;
     const char * disabled_reason; /* why the session does not draft now (static text), NULL if it does */
@@ -400,6 +423,8 @@ typedef struct dspark_session_state {
     int32_t      n_ctx;           /* longest sequence */
     int32_t      n_draft_past;    /* positions whose features the drafter holds or will be given before its next proposal */
     int32_t      pending;         /* the token returned last and not decoded yet, -1 if there is none */
+    int32_t      logits_row;      /* of the target's last batch (llama_get_logits_ith): the logits that follow the n_tokens, from which the
+                                   * pending token was sampled or the next one will be; -1: none are there */
     bool         has_round;       /* a round was run since the last append or rewind */
 } dspark_session_state;
 

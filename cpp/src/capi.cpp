@@ -143,6 +143,13 @@ session::params session_params(const dspark_session_params & from) {
     }
     session::params to;
     to.n_ctx          = from.n_ctx;
+    if (from.n_tokens < 0 || (from.n_tokens > 0 && !from.tokens)) {
+        fail(DSPARK_ERROR_ARGUMENT, format("n_tokens is %d with %s tokens", from.n_tokens, from.tokens ? "its" : "no"));
+    }
+    if (from.n_tokens > 0) {
+        to.tokens.assign(from.tokens, from.tokens + from.n_tokens);
+    }
+    to.logits_all     = from.logits_all;
     to.n_draft_max    = from.n_draft_max;
     to.confidence_min = from.confidence_min;
     to.feature_source = from.feature_source;
@@ -175,6 +182,11 @@ class callback_drafter : public drafter {
     void rewind(int32_t n_past) override {
         check(calls_.rewind ? calls_.rewind(calls_.user_data, n_past) : 0, "rewind");
         n_past_ = n_past;
+    }
+
+    void restart(int32_t pos) override {
+        rewind(0);
+        n_past_ = pos;
     }
 
     void propose(int32_t anchor, int32_t n_max, proposal & out) override {
@@ -661,6 +673,43 @@ dspark_status dspark_session_rewind(dspark_session * s, int32_t n_tokens) {
     return with_session(s, [&](session & impl) { impl.rewind(n_tokens); });
 }
 
+dspark_status dspark_session_adopt(dspark_session * s, const int32_t * tokens, int32_t n_tokens) {
+    return with_session(s, [&](session & impl) {
+        if (n_tokens > 0) {
+            need(tokens, "tokens");
+        }
+        impl.adopt(tokens, n_tokens);
+    });
+}
+
+dspark_status dspark_session_save(dspark_session * s, uint8_t ** out_data, size_t * out_size) {
+    if (out_data) {
+        *out_data = nullptr;
+    }
+    if (out_size) {
+        *out_size = 0;
+    }
+    return with_session(s, [&](session & impl) {
+        need(out_data, "out_data");
+        need(out_size, "out_size");
+        const std::vector<uint8_t> bytes = impl.save();
+        *out_data                        = new uint8_t[bytes.size()];
+        *out_size                        = bytes.size();
+        std::copy(bytes.begin(), bytes.end(), *out_data);
+    });
+}
+
+void dspark_saved_free(uint8_t * data) {
+    delete[] data;
+}
+
+dspark_status dspark_session_load(dspark_session * s, const uint8_t * data, size_t size) {
+    return with_session(s, [&](session & impl) {
+        need(data, "data");
+        impl.load(data, size);
+    });
+}
+
 dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state * state) {
     return with_session(s, [&](session & impl) {
         need_struct(state, "dspark_session_state");
@@ -670,6 +719,7 @@ dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state 
         state->n_ctx           = impl.n_ctx();
         state->n_draft_past    = impl.n_draft_past();
         state->pending         = impl.pending();
+        state->logits_row      = impl.logits_row();
         state->has_round       = impl.has_round();
     });
 }

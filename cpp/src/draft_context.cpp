@@ -1,5 +1,7 @@
 #include "draft_context.h"
 
+#include "snapshot.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -141,9 +143,10 @@ void draft_context::reserve_cells(int32_t n_cells) {
     // cells that were never written are masked, but a masked NaN would still spoil the sum
     ggml_backend_buffer_clear(buffer.get(), 0);
     std::vector<uint8_t> bytes;
-    for (size_t i = 0; n_injected_ > 0 && i < kv.k.size(); ++i) {
+    const int32_t        n_kept = n_injected_ > n_first_ ? n_injected_ : 0;
+    for (size_t i = 0; n_kept > 0 && i < kv.k.size(); ++i) {
         for (auto [from, to] : {std::pair(kv_.k[i], kv.k[i]), std::pair(kv_.v[i], kv.v[i])}) {
-            bytes.resize((size_t) n_injected_ * from->nb[1]);
+            bytes.resize((size_t) n_kept * from->nb[1]);
             ggml_backend_tensor_get(from, bytes.data(), 0, bytes.size());
             ggml_backend_tensor_set(to, bytes.data(), 0, bytes.size());
         }
@@ -235,7 +238,7 @@ void draft_context::fill_mask(ggml_tensor * mask, bool is_swa, bool is_causal) {
         }
         const int32_t last = is_causal ? n + s : n + S - 1;
         uint16_t *    row  = mask_values_.data() + (size_t) s * (size_t) C;
-        std::fill(row + std::max(first, 0), row + last + 1, visible);
+        std::fill(row + std::max(first, n_first_), row + last + 1, visible);
     }
     ggml_backend_tensor_set(mask, mask_values_.data(), 0, mask_values_.size() * sizeof(uint16_t));
 }
@@ -295,7 +298,63 @@ void draft_context::rewind(int32_t n_past) {
         fail(DSPARK_ERROR_ARGUMENT, format("cannot rewind the draft to position %d, it holds %d", n_past, this->n_past()));
     }
     n_injected_ = std::min(n_injected_, n_past);
+    n_first_    = std::min(n_first_, n_past);
     pending_.resize((size_t) (n_past - n_injected_) * (size_t) model_->hp.n_features());
+}
+
+void draft_context::restart(int32_t pos) {
+    pending_.clear();
+    n_first_ = n_injected_ = pos;
+}
+
+// n_first, n_past, types, layers, row width; then of each layer the rows of K and of V.
+void draft_context::save(snapshot_writer & to) {
+    flush();
+    const draft_hparams & hp = model_->hp;
+    for (int32_t value : {n_first_, n_injected_, (int32_t) params_.type_k, (int32_t) params_.type_v, hp.n_layer, hp.n_embd_head * hp.n_head_kv}) {
+        to.put(value);
+    }
+    const size_t n_rows = (size_t) (n_injected_ - n_first_);
+    for (size_t i = 0; n_rows > 0 && i < kv_.k.size(); ++i) {
+        for (const ggml_tensor * rows : {kv_.k[i], kv_.v[i]}) {
+            ggml_backend_tensor_get(rows, to.grow(n_rows * rows->nb[1]), (size_t) n_first_ * rows->nb[1], n_rows * rows->nb[1]);
+        }
+    }
+}
+
+void draft_context::load(snapshot_reader & from, int32_t n_past) {
+    const draft_hparams & hp      = model_->hp;
+    const int32_t         n_first = from.get<int32_t>();
+    const int32_t         n_saved = from.get<int32_t>();
+    const int32_t         type_k  = from.get<int32_t>();
+    const int32_t         type_v  = from.get<int32_t>();
+    const int32_t         n_layer = from.get<int32_t>();
+    const int32_t         n_embd  = from.get<int32_t>();
+    if (n_first < 0 || n_first > n_past || n_saved != n_past || n_layer != hp.n_layer || n_embd != hp.n_embd_head * hp.n_head_kv) {
+        fail(DSPARK_ERROR_FORMAT, format("the saved state of the draft has positions %d to %d, %d layers and rows of %d values, expected an end at %d, "
+                                         "%d layers and rows of %d",
+                                         n_first, n_saved, n_layer, n_embd, n_past, hp.n_layer, hp.n_embd_head * hp.n_head_kv));
+    }
+    if (type_k != params_.type_k || type_v != params_.type_v) {
+        fail(DSPARK_ERROR_MISMATCH, format("the saved state of the draft has a cache of types %d and %d, this draft's cache has %s and %s", type_k, type_v,
+                                           ggml_type_name(params_.type_k), ggml_type_name(params_.type_v)));
+    }
+    const size_t    n_rows = (size_t) (n_past - n_first);
+    const size_t    size_k = ggml_row_size(params_.type_k, n_embd);
+    const size_t    size_v = ggml_row_size(params_.type_v, n_embd);
+    const uint8_t * bytes  = from.take(n_rows * (size_k + size_v) * (size_t) n_layer);
+    from.require_end();
+
+    reserve_cells(n_past);
+    for (size_t i = 0; n_rows > 0 && i < kv_.k.size(); ++i) {
+        ggml_backend_tensor_set(kv_.k[i], bytes, (size_t) n_first * size_k, n_rows * size_k);
+        bytes += n_rows * size_k;
+        ggml_backend_tensor_set(kv_.v[i], bytes, (size_t) n_first * size_v, n_rows * size_v);
+        bytes += n_rows * size_v;
+    }
+    pending_.clear();
+    n_first_    = n_first;
+    n_injected_ = n_past;
 }
 
 const char * draft_context::unable_reason() const {
@@ -313,8 +372,8 @@ void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, pro
     if (n_max < 1) {
         fail(DSPARK_ERROR_ARGUMENT, format("n_max is %d, expected 1 or more", n_max));
     }
-    if (n_past() == 0) {
-        fail(DSPARK_ERROR_STATE, "the draft has no target features yet: append the prompt's before proposing");
+    if (n_past() == n_first_) {
+        fail(DSPARK_ERROR_STATE, "the draft has no target features yet: append some before proposing");
     }
     if (unable_reason()) {
         return;

@@ -1,6 +1,7 @@
 // One sequence of a draft: its K/V cache, and the graphs that fill and read it.
 //
-// A cell of the cache is a position.  Cells [0, n_injected) hold the context; the features of a few newer positions wait in
+// A cell of the cache is a position.  Cells [n_first, n_injected) hold the context (n_first is 0 unless it began in the middle of
+// a sequence); the features of a few newer positions wait in
 // `pending` for the next round, whose graph injects them.  The block of a round writes its own K/V behind the context, where
 // the next injection overwrites them: nothing has to be undone after a proposal.
 #pragma once
@@ -29,6 +30,10 @@ class draft_context : public drafter {
     const std::vector<int32_t> & target_layers() const override { return model_->hp.target_layers; }
     void                         append(const float * features, int32_t n_rows) override;
     void                         rewind(int32_t n_past) override;
+    void                         restart(int32_t pos) override;
+    uint64_t                     fingerprint() const override { return model_->fingerprint; }
+    void                         save(snapshot_writer & to) override;
+    void                         load(snapshot_reader & from, int32_t n_past) override;
     int32_t                      n_past() const override { return n_injected_ + n_pending(); }
     void                         propose(int32_t anchor, int32_t n_max, proposal & out) override { propose(anchor, n_max, false, out); }
     const char *                 unable_reason() const override;
@@ -79,6 +84,7 @@ class draft_context : public drafter {
 
     ready_graph inject_, round_, round_logits_;
 
+    int32_t            n_first_    = 0;
     int32_t            n_injected_ = 0;
     std::vector<float> pending_; // [n_pending][m*H]
     int64_t            compute_us_ = 0;

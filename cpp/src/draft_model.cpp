@@ -1,6 +1,7 @@
 #include "draft_model.h"
 
 #include "gguf_file.h"
+#include "snapshot.h"
 
 #include <algorithm>
 #include <cmath>
@@ -477,7 +478,8 @@ class draft_loader {
     }
 
     void read_weights() {
-        std::vector<uint8_t> bytes;
+        std::vector<uint8_t>            bytes;
+        std::map<std::string, uint64_t> hashes;
         for (const auto & [memory, ctx] : model->tensors) {
             allocate(memory, ctx.get());
             for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
@@ -488,8 +490,28 @@ class draft_loader {
                 bytes.resize(ggml_nbytes(t));
                 file.read_tensor(t->name, bytes.data());
                 ggml_backend_tensor_set(t, bytes.data(), 0, bytes.size());
+                hashes[t->name] = hash_of(t, bytes);
             }
         }
+        fnv1a hash;
+        for (const auto & [name, value] : hashes) { // by name: the kinds of memory differ between machines
+            hash.add(name.data(), name.size());
+            hash.add(value);
+        }
+        hash.add(model->d2t_ids.data(), model->d2t_ids.size() * sizeof(int32_t));
+        model->fingerprint = std::max<uint64_t>(hash.value(), 1);
+    }
+
+    // All of a small tensor, the beginning and the end of a large one: a training run moves every weight.
+    static uint64_t hash_of(const ggml_tensor * t, const std::vector<uint8_t> & bytes) {
+        constexpr size_t n_sampled = 1 << 16;
+        const size_t     n         = std::min(bytes.size(), n_sampled);
+        fnv1a            hash;
+        hash.add(t->type);
+        hash.add(t->ne, sizeof(t->ne));
+        hash.add(bytes.data(), n);
+        hash.add(bytes.data() + bytes.size() - n, n);
+        return hash.value();
     }
 
     void allocate(ggml_backend_buffer_type_t memory, ggml_context * ctx) {

@@ -125,6 +125,7 @@ struct draft_model {
     bool                               has_weights = false;
     uint64_t                           n_bytes     = 0;
     uint64_t                           n_params    = 0;
+    uint64_t                           fingerprint = 0; // of names, types, shapes and samples of the weights; never 0 with weights
 
     bool confidence_with_markov() const { return conf_proj && conf_proj->ne[0] > hp.n_embd; }
 

@@ -7,6 +7,9 @@
 
 namespace dspark {
 
+class snapshot_reader;
+class snapshot_writer;
+
 struct proposal {
     std::vector<int32_t> ids;               // [n] target ids
     std::vector<float>   confidence_logits; // [n], or empty
@@ -37,7 +40,10 @@ class drafter {
     // Forgets the positions from n_past on.
     virtual void rewind(int32_t n_past) = 0;
 
-    // Positions appended and not forgotten.
+    // Forgets everything and goes on at position pos, of whose predecessors it will never see the features.
+    virtual void restart(int32_t pos) = 0;
+
+    // The position of the next features.
     virtual int32_t n_past() const = 0;
 
     // At most n_max tokens to follow anchor, which stands at position n_past().
@@ -45,6 +51,14 @@ class drafter {
 
     // Null, or why it cannot propose for the present sequence (static text).
     virtual const char * unable_reason() const { return nullptr; }
+
+    // Its weights, as a number that differs for others; 0: what it holds of a sequence cannot be saved.
+    virtual uint64_t fingerprint() const { return 0; }
+
+    // What it holds of the sequence.  load() takes back what save() of a drafter with the same fingerprint wrote at n_past(), all of
+    // it or, throwing, nothing.
+    virtual void save(snapshot_writer &) {}
+    virtual void load(snapshot_reader &, int32_t /* n_past */) {}
 
     // Microseconds spent inside ggml's graph compute since construction.
     virtual int64_t compute_us() const { return 0; }

@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include "depth.h"
+#include "snapshot.h"
 
 #include <algorithm>
 #include <chrono>
@@ -67,7 +68,11 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
     }
     n_ctx_ = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
     reset_stats();
-    target_.clear();
+    if (settings.tokens.empty()) {
+        target_.clear();
+    } else {
+        adopt(settings.tokens.data(), (int32_t) settings.tokens.size());
+    }
 }
 
 session::~session() {
@@ -100,7 +105,7 @@ void session::require_untouched() {
     const int32_t seen     = target_.last_position();
     if (seen != expected) {
         fail(DSPARK_ERROR_STATE, format("the target's memory was changed from outside: its last position is %d, expected %d; "
-                                        "rewind the session to 0 and append the tokens again",
+                                        "tell the session what it holds now (adopt), or rewind it to 0 and append the tokens again",
                                         seen, expected));
     }
 }
@@ -171,15 +176,19 @@ void session::settle() {
     close_round();
 }
 
-int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
-    if (n_tokens_in < 1) {
-        fail(DSPARK_ERROR_ARGUMENT, format("append got %d tokens, expected at least one", n_tokens_in));
-    }
-    for (int32_t i = 0; i < n_tokens_in; ++i) {
+void session::require_tokens(const int32_t * tokens, int32_t n) const {
+    for (int32_t i = 0; i < n; ++i) {
         if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
             fail(DSPARK_ERROR_ARGUMENT, format("token %d of the input is %d, expected 0 to %d", i, tokens[i], target_.n_vocab() - 1));
         }
     }
+}
+
+int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
+    if (n_tokens_in < 1) {
+        fail(DSPARK_ERROR_ARGUMENT, format("append got %d tokens, expected at least one", n_tokens_in));
+    }
+    require_tokens(tokens, n_tokens_in);
     require_untouched();
     if (n_tokens() + n_tokens_in > n_ctx_) {
         fail(DSPARK_ERROR_CONTEXT_FULL, format("%d more tokens after %d do not fit into a context of %d", n_tokens_in, n_tokens(), n_ctx_));
@@ -194,7 +203,7 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     logits_row_ = -1;
     {
         stopwatch watch(stats_.t_prompt_us);
-        target_.decode(tokens, n, n_tokens(), n - 1, features);
+        target_.decode(tokens, n, n_tokens(), params_.logits_all ? 0 : n - 1, features);
     }
     try {
         stopwatch watch(stats_.t_inject_us);
@@ -315,10 +324,7 @@ void session::rewind(int32_t n_tokens_kept) {
         fail(DSPARK_ERROR_ARGUMENT, format("cannot rewind to %d tokens, expected 0 to %d", n_tokens_kept, n_tokens()));
     }
     close_round();
-    pending_    = -1;
-    logits_row_ = -1;
-    has_round_  = false;
-    tail_stale_ = false;
+    forget_round();
     tokens_.resize((size_t) n_tokens_kept);
     remove_target_tail();
     if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {
@@ -327,6 +333,105 @@ void session::rewind(int32_t n_tokens_kept) {
     if (draft_ && draft_->n_past() > n_tokens_kept) {
         draft_->rewind(n_tokens_kept);
     }
+}
+
+void session::forget_round() {
+    pending_    = -1;
+    logits_row_ = -1;
+    round_open_ = false;
+    has_round_  = false;
+    tail_stale_ = false;
+}
+
+// Whatever was done to the target, only its positions can be asked for; the tokens are the caller's word.
+void session::adopt(const int32_t * tokens, int32_t n) {
+    if (n < 0 || n > n_ctx_) {
+        fail(DSPARK_ERROR_ARGUMENT, format("cannot adopt %d tokens, expected 0 to %d", n, n_ctx_));
+    }
+    require_tokens(tokens, n);
+    const int32_t last = target_.last_position();
+    if (last < n - 1) {
+        fail(DSPARK_ERROR_STATE, format("the target's memory ends at position %d, expected %d tokens in it", last, n));
+    }
+    const bool is_prefix = n <= n_tokens() && std::equal(tokens, tokens + n, tokens_.begin());
+    if (is_prefix) {
+        rewind(n);
+        return;
+    }
+    forget_round();
+    owed_features_.clear();
+    n_owed_ = 0;
+    tokens_.assign(tokens, tokens + n);
+    remove_target_tail();
+    if (draft_) {
+        draft_->restart(n);
+    }
+}
+
+// A number that differs for other targets: a state is of no use to them.
+static uint64_t target_fingerprint(const llama_model * model) {
+    fnv1a             hash;
+    const std::string architecture = model_architecture(model);
+    char              name[256]    = "";
+    llama_model_meta_val_str(model, "general.name", name, sizeof(name));
+    hash.add(architecture.data(), architecture.size());
+    hash.add(name, std::strlen(name));
+    for (int32_t value : {llama_model_n_embd(model), llama_model_n_layer(model), llama_vocab_n_tokens(llama_model_get_vocab(model))}) {
+        hash.add(value);
+    }
+    hash.add(llama_model_size(model)); // differs between quantisations
+    return hash.value();
+}
+
+// target, drafter (0: without its part), tokens; then the drafter's part.
+std::vector<uint8_t> session::save() {
+    settle();
+    pay_drafter();
+    // a drafter that is paused or never used has nothing to add
+    const bool      with_draft = !disabled_reason_ && draft_->fingerprint() != 0 && draft_->n_past() == n_tokens();
+    snapshot_writer to;
+    to.put(target_fingerprint(target_.model()));
+    to.put(with_draft ? draft_->fingerprint() : (uint64_t) 0);
+    to.put(n_tokens());
+    to.put(tokens_.data(), tokens_.size() * sizeof(int32_t));
+    if (with_draft) {
+        draft_->save(to);
+    }
+    return to.finish();
+}
+
+void session::load(const uint8_t * data, size_t n_bytes) {
+    snapshot_reader from(data, n_bytes);
+    const uint64_t  of_target = from.get<uint64_t>();
+    const uint64_t  of_draft  = from.get<uint64_t>();
+    const int32_t   n         = from.get<int32_t>();
+    if (of_target != target_fingerprint(target_.model())) {
+        fail(DSPARK_ERROR_MISMATCH, "the saved state was made with another target");
+    }
+    if (n < 0 || n > n_ctx_) {
+        fail(DSPARK_ERROR_CONTEXT_FULL, format("the saved state has %d tokens, this session holds up to %d", n, n_ctx_));
+    }
+    std::vector<int32_t> tokens((size_t) n);
+    std::memcpy(tokens.data(), from.take(tokens.size() * sizeof(int32_t)), tokens.size() * sizeof(int32_t));
+    require_tokens(tokens.data(), n);
+    const int32_t last = target_.last_position();
+    if (last != n - 1) {
+        fail(DSPARK_ERROR_STATE, format("the target's memory ends at position %d, expected the saved state's %d; restore it first", last, n - 1));
+    }
+    if (!disabled_reason_) {
+        if (of_draft == 0) {
+            from.require_end();
+            draft_->restart(n);
+        } else if (of_draft != draft_->fingerprint()) {
+            fail(DSPARK_ERROR_MISMATCH, "the saved state was made with another draft");
+        } else {
+            draft_->load(from, n);
+        }
+    }
+    forget_round();
+    owed_features_.clear();
+    n_owed_ = 0;
+    tokens_ = std::move(tokens);
 }
 
 session::round_view session::last_round() const {

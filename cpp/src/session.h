@@ -19,6 +19,8 @@ class session {
   public:
     struct params {
         int32_t              n_ctx          = 0;
+        std::vector<int32_t> tokens;                   // already in the target's memory
+        bool                 logits_all     = false;
         int32_t              n_draft_max    = -1;
         float                confidence_min = 0;
         int32_t              feature_source = DSPARK_FEATURES_AUTO;
@@ -37,6 +39,10 @@ class session {
     int32_t next(llama_sampler * sampler, int32_t n_draft_max);
     void    settle();
     void    rewind(int32_t n_tokens);
+    void    adopt(const int32_t * tokens, int32_t n_tokens);
+
+    std::vector<uint8_t> save();
+    void                 load(const uint8_t * data, size_t n_bytes);
 
     const std::vector<int32_t> & tokens() const { return tokens_; }
     int32_t                      n_tokens() const { return (int32_t) tokens_.size(); }
@@ -48,6 +54,7 @@ class session {
     void                         reset_stats();
     int32_t                      pending() const { return pending_; }
     bool                         has_round() const { return has_round_; }
+    int32_t                      logits_row() const { return logits_row_; }
 
     struct round_view {
         int32_t                    position;
@@ -60,7 +67,9 @@ class session {
     round_view last_round() const;
 
   private:
+    void    require_tokens(const int32_t * tokens, int32_t n_tokens) const;
     void    require_untouched();
+    void    forget_round();
     int32_t draft_limit(int32_t n_draft_max) const;
     void    start_round(int32_t n_draft_max);
     void    close_round();

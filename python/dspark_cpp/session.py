@@ -10,7 +10,8 @@ import llama_cpp
 import numpy as np
 
 from . import errors
-from ._native import check, context_pointer, ffi, lib, require_llama, text, tokens
+from ._native import check, context_pointer, ffi, lib, require_llama, text
+from ._native import tokens as as_tokens
 from .draft import Draft
 from .drafters import Bridge, Drafter
 from .params import fill_context_params, integer, number
@@ -68,6 +69,8 @@ class Session:
         draft: A Draft, the path of one (loaded on the target's device), any Drafter, or None for plain decoding.
         n_draft_max: Most drafted tokens a round; None: all that the draft proposes; 0: plain decoding.
         n_ctx: Longest sequence; None: the target's context size.
+        tokens: What the target's memory holds already, at positions 0, 1, ... (see adopt()); None: it is emptied.
+        logits_all: append() computes the logits of every token, not of the last alone.
         confidence_min: A proposal ends before the first token whose confidence is lower; 0: off.
         n_threads: Threads of the draft; None: those of the target.
         type_k, type_v: Types of the draft's cache.
@@ -89,6 +92,8 @@ class Session:
         *,
         n_draft_max: int | None = None,
         n_ctx: int | None = None,
+        tokens: Sequence[int] | None = None,
+        logits_all: bool = False,
         confidence_min: float = 0.0,
         n_threads: int | None = None,
         type_k: str = "f16",
@@ -102,6 +107,9 @@ class Session:
         params = ffi.new("dspark_session_params *")
         lib.dspark_session_params_init(params)
         params.n_ctx = 0 if n_ctx is None else integer(n_ctx, "n_ctx")
+        kept = as_tokens(() if tokens is None else tokens)
+        params.tokens, params.n_tokens = ffi.cast("int32_t *", kept.ctypes.data), len(kept)
+        params.logits_all = bool(logits_all)
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
         params.confidence_min = number(confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
         params.feature_source = _SOURCES[feature_source]
@@ -133,8 +141,8 @@ class Session:
         self._draft = draft
         self._finish_reason: str | None = None
         target._stack.callback(self._owned.close_with_target)
-        # Llama's own record of the sequence that the session has just emptied
-        target.reset()
+        if not len(kept):
+            target.reset()  # Llama's own record of the sequence that the session has just emptied
 
     @staticmethod
     def _limit(n_draft_max: int) -> int:
@@ -164,7 +172,7 @@ class Session:
         Raises:
             ContextFullError: The tokens do not fit; nothing was decoded. ArgumentError: An id is out of range.
         """
-        ids = tokens(prompt)
+        ids = as_tokens(prompt)
         if not len(ids):
             raise errors.ArgumentError("append got no tokens, expected at least one")
         done = 0
@@ -204,7 +212,7 @@ class Session:
         (which is yielded; ``finish_reason`` "stop"), or when max_tokens were yielded or the sequence has n_ctx tokens
         ("length"). Closing the generator early leaves the session at the last yielded token.
         """
-        ids = tokens(prompt, "prompt")
+        ids = as_tokens(prompt, "prompt")
         if not len(ids):
             raise errors.ArgumentError("the prompt is empty, expected at least one token")
         if max_tokens is not None and integer(max_tokens, "max_tokens") < 0:
@@ -258,6 +266,44 @@ class Session:
         """Forgets the whole sequence."""
         self.rewind(0)
 
+    def adopt(self, tokens: Sequence[int]) -> None:
+        """Takes note that the target's memory was changed by others and now holds these tokens at positions 0, 1, ...
+
+        What it holds behind them is removed. Where they are no prefix of the session's own tokens, the draft forgets
+        the sequence and goes on from here. No logits are left: append at least one token before the next next().
+
+        Raises: StateError: The memory holds fewer positions; nothing was changed.
+        """
+        ids = as_tokens(tokens)
+        self._check(lib.dspark_session_adopt(self._handle(), ffi.cast("int32_t *", ids.ctypes.data), len(ids)))
+
+    def save_state(self) -> bytes:
+        """The session's own side of its state, tokens and the draft's cache, to be kept with the target's.
+
+        An open round is settled first; the pending token is not saved.
+        """
+        data, size = ffi.new("uint8_t **"), ffi.new("size_t *")
+        self._check(lib.dspark_session_save(self._handle(), data, size))
+        try:
+            return bytes(ffi.buffer(data[0], size[0]))
+        finally:
+            lib.dspark_saved_free(data[0])
+
+    def load_state(self, state: bytes) -> None:
+        """Takes back what save_state() returned, after the target's memory was restored to the same tokens.
+
+        The session then goes on as the saved one would have, with the same proposals; append at least one token first.
+
+        Raises:
+            FormatError: The state is damaged or of another version. MismatchError: It is of another target or draft.
+            ContextFullError: It is longer than this session's n_ctx.
+            StateError: The target's memory is not the saved one. The session is as before in each case.
+        """
+        if not isinstance(state, (bytes, bytearray, memoryview)):
+            raise errors.ArgumentError(f"the state is a {type(state).__name__}, expected bytes")
+        data = ffi.from_buffer(state)
+        self._check(lib.dspark_session_load(self._handle(), ffi.cast("uint8_t *", data), len(data)))
+
     # --- state --------------------------------------------------------------------------------------------------------
 
     @property
@@ -294,6 +340,15 @@ class Session:
         """
         token = int(self._state().pending)
         return None if token < 0 else token
+
+    @property
+    def logits_row(self) -> int | None:
+        """Row of the target's last batch (``llama_get_logits_ith``) with the logits that follow the ``n_tokens``.
+
+        The pending token was sampled from them, or the next one will be; None: there are none.
+        """
+        row = int(self._state().logits_row)
+        return None if row < 0 else row
 
     @property
     def n_ctx(self) -> int:
