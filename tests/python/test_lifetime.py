@@ -281,7 +281,7 @@ def test_memory_that_somebody_else_moved_is_noticed_and_a_reset_mends_it(
         if n_taken:
             with pytest.raises(StateError, match="memory was changed from outside: its last position is"):
                 session.next()
-        with pytest.raises(StateError, match="rewind the session to 0"):
+        with pytest.raises(StateError, match="rewind it to 0"):
             session.append([65])
         with pytest.raises(StateError, match="memory was changed from outside"):
             session.generate([*PROMPT, 65, 66])

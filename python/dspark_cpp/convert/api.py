@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import ArgumentError, FileError, MismatchError
+from ..errors import ArgumentError, MismatchError
 from .checkpoint import Checkpoint
 from .fields.slots import INPUT_IDS, OUTPUT_IDS
 from .normal_form import Draft
@@ -17,7 +17,7 @@ from .outtype import resolve_outtype
 from .schemas import find_schema, read_draft
 from .sharing import decide_sharing
 from .target import Target, open_target, tokens_sha256
-from .writer import draft_tensors, write_draft
+from .writer import draft_tensors, output_file, write_draft
 
 __all__ = ["ConvertReport", "Progress", "convert_checkpoint", "describe_checkpoint"]
 
@@ -111,9 +111,7 @@ def convert_checkpoint(
         )
     if layout not in (None, "anchor", "bonus"):
         raise ArgumentError(f"layout is {layout!r}, but 'anchor' or 'bonus' is needed")
-    out = Path(out_path)
-    if out.is_dir():
-        raise FileError(f"{out}: is a folder; the name of a file is needed")
+    out = output_file(out_path)
     checkpoint = Checkpoint(Path(checkpoint_dir))
     outtype = resolve_outtype(outtype, checkpoint.tensors.values())
     find_schema(checkpoint)  # a foreign draft is refused for what it is, not for what its target lacks

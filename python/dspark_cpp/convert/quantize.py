@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType
 
-from ..errors import ArgumentError, FileError, FormatError
+from ..errors import ArgumentError, FormatError
 from .gguf_file import GGUFFile, GGUFValue, GGUFWeight
 from .outtype import FILE_TYPES, storage_type
 from .weights import as_f32
-from .writer import ARCH, Tensor, write_gguf
+from .writer import ARCH, Tensor, output_file, write_gguf
 
 __all__ = ["QuantizeReport", "TensorChange", "quantize_gguf"]
 
@@ -76,9 +76,7 @@ def quantize_gguf(
     """
     if outtype not in FILE_TYPES:
         raise ArgumentError(f"outtype is {outtype!r}, but one of {', '.join(FILE_TYPES)} is needed")
-    source, out = Path(in_path), Path(out_path)
-    if out.is_dir():
-        raise FileError(f"{out}: is a folder; the name of a file is needed")
+    source, out = Path(in_path), output_file(out_path)
     file = GGUFFile(source)
     arch = file.get_text("general.architecture")
     if arch != ARCH:

@@ -21,7 +21,7 @@ from .normal_form import Draft
 from .outtype import FILE_TYPES, encode, encoded_size, storage_type
 from .weights import ArrayWeight, Weight
 
-__all__ = ["Tensor", "write_draft", "write_gguf"]
+__all__ = ["Tensor", "output_file", "write_draft", "write_gguf"]
 
 ARCH = "dflash"
 _ALIGNMENT = 32
@@ -143,6 +143,25 @@ def draft_tensors(draft: Draft, outtype: str) -> list[Tensor]:
     return tensors
 
 
+def output_file(path: str | os.PathLike[str]) -> Path:
+    """Where a file of this name will be written: the end of its links.
+
+    A device, pipe or socket would be replaced by a file, for everybody on the machine.
+    Raises: FileError for the name of anything but a file.
+    """
+    out = Path(os.path.realpath(path))
+    for name in (out, _partial(out)):
+        if name.is_dir():
+            raise FileError(f"{name}: is a folder; the name of a file is needed")
+        if name.exists() and not name.is_file():
+            raise FileError(f"{name}: is a device, pipe or socket; the name of a file is needed")
+    return out
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
 def write_draft(
     draft: Draft,
     path: Path,
@@ -178,7 +197,7 @@ def write_gguf(
 
     Raises: FormatError for a value that cannot be stored; FileError where writing fails.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = _partial(path)
     try:
         _write_header(partial, arch, metadata, tensors)
         with open(partial, "r+b") as f:

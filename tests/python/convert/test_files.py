@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import random
 import resource
 import struct
@@ -141,6 +142,29 @@ def test_the_output_cannot_be_a_folder_or_lie_in_none(tmp_path: Path) -> None:
         convert_checkpoint(draft, target, tmp_path)
     with pytest.raises(FileError, match="cannot be written: No such file"):
         convert_checkpoint(draft, target, tmp_path / "none" / "o.gguf")
+
+
+@pytest.mark.parametrize("name", ["o.gguf", "o.gguf.partial"])
+def test_a_pipe_or_socket_is_not_replaced_by_a_file(tmp_path: Path, name: str) -> None:
+    """A run as root with -o /dev/null made /dev/null a regular file for the whole machine; a pipe hung the writer."""
+    draft, target = make_checkpoint(tmp_path / "draft", deepspec_config()), make_target(tmp_path / "target")
+    good = convert_checkpoint(draft, target, tmp_path / "good.gguf").path
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "o.gguf")
+    for out in (tmp_path / "o.gguf", tmp_path / "link"):
+        with pytest.raises(FileError, match=f"{name}: is a device, pipe or socket; the name of a file is needed"):
+            convert_checkpoint(draft, target, out)
+        with pytest.raises(FileError, match="is a device, pipe or socket"):
+            quantize_gguf(good, out, "f16")
+    assert (tmp_path / name).is_fifo()
+
+
+def test_a_link_as_output_stays_a_link_to_the_new_file(tmp_path: Path) -> None:
+    draft, target = make_checkpoint(tmp_path / "draft", deepspec_config()), make_target(tmp_path / "target")
+    (tmp_path / "link.gguf").symlink_to("real.gguf")
+    report = convert_checkpoint(draft, target, tmp_path / "link.gguf")
+    assert (tmp_path / "link.gguf").is_symlink() and report.path == tmp_path / "real.gguf"
+    assert (tmp_path / "real.gguf").read_bytes()[:4] == b"GGUF"
 
 
 def test_an_older_output_survives_a_failed_conversion(tmp_path: Path) -> None:
