@@ -325,7 +325,7 @@ const char * dspark_device_kind(int32_t index) {
     }
 }
 
-// --- draft ------------------------------------------------------------------------------------------------------------
+// --- kernels ----------------------------------------------------------------------------------------------------------
 
 dspark_status dspark_kernels_install(int32_t mode) {
     return guard([&] {
@@ -354,6 +354,8 @@ dspark_status dspark_kernels_get_state(dspark_kernels_state * state) {
         state->n_bytes               = now.n_bytes;
     });
 }
+
+// --- draft ------------------------------------------------------------------------------------------------------------
 
 void dspark_draft_params_init(dspark_draft_params * params) {
     if (params) {

@@ -42,7 +42,7 @@
     X(ggml_backend_buft_alloc_buffer) X(ggml_backend_buft_name)                                                        \
     X(ggml_backend_alloc_ctx_tensors_from_buft) X(ggml_backend_buffer_free) X(ggml_backend_buffer_clear)               \
     X(ggml_backend_buffer_get_size) X(ggml_backend_buffer_set_usage) X(ggml_backend_buffer_get_type)                   \
-    X(ggml_backend_buffer_is_host)                                                                                     \
+    X(ggml_backend_buffer_is_host)                                                                                      \
     X(ggml_backend_tensor_set) X(ggml_backend_tensor_get) X(ggml_backend_tensor_get_async)                             \
     X(ggml_backend_sched_new) X(ggml_backend_sched_free) X(ggml_backend_sched_alloc_graph)                             \
     X(ggml_backend_sched_graph_compute) X(ggml_backend_sched_get_tensor_backend) X(ggml_backend_sched_synchronize)     \

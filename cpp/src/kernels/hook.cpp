@@ -63,7 +63,11 @@ class traits final : public tensor_traits {
 
 class buffer_type final : public extra_buffer_type {
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
-        return op->op == GGML_OP_MUL_MAT && is_packed(op->src[0]) && matmul_supported(op) &&
+        if (op->op != GGML_OP_MUL_MAT || !is_packed(op->src[0]) || !matmul_supported(op)) {
+            return false;
+        }
+        // loaders ask with an empty buffer: such a weight will be packed only if the kernels are on
+        return (active || ggml_backend_buffer_get_size(op->src[0]->buffer) > 0) &&
                (!op->src[1]->buffer || ggml_backend_buffer_is_host(op->src[1]->buffer));
     }
 
@@ -103,7 +107,7 @@ bool offered(ggml_backend_dev_t cpu, ggml_backend_buffer_type_t type) {
 
 // Returns why the kernels cannot run here, or "".
 std::string hook() {
-    if (!select_isa()) {
+    if (!kernels_of_this_machine()) {
         return "no kernel is made for this processor; they need AVX2, FMA and F16C, or AVX-512, or ARM's dot products";
     }
     if (const char * missing = bind_private_functions()) {
@@ -156,7 +160,7 @@ state get_state() {
     now.active        = active;
     now.packs_weights = packs_weights;
     now.reason        = reason;
-    now.isa           = isa_name();
+    now.isa           = hooked ? kernels_of_this_machine()->name : "";
     now.n_matmul      = n_matmul;
     now.n_attention   = n_attention;
     now.n_bytes       = packed_bytes();

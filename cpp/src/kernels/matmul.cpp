@@ -1,11 +1,121 @@
 #include "matmul.h"
 
+#include "isa.h"
+#include "packed_buffer.h"
+#include "packed_layout.h"
+
+#include <algorithm>
+
 namespace dspark::kernels {
 
-bool matmul_supported(const ggml_tensor *) { return false; }
+namespace {
 
-size_t matmul_work_size(int, const ggml_tensor *) { return 0; }
+constexpr size_t align(size_t n) { return (n + 63) / 64 * 64; }
 
-void matmul_compute(const ggml_compute_params &, ggml_tensor *) {}
+// dst[i0, i1, i2, i3] = sum over k of  src0[k, i0, i2 / r2, i3 / r3] * src1[k, i1, i2, i3]
+//
+// All columns (i1, i2, i3) that meet the same slice of src0 make one product; they are computed in tiles of nearly equal
+// width.  A weight of the model is one slice, a K or V cache one for each of its heads.
+struct product {
+    product(const ggml_tensor * op)
+        : src0(op->src[0]), src1(op->src[1]), dst(op), kernels(kernels_of_this_machine()->find(src0->type)), n_k(src0->ne[0]),
+          n_rows(src0->ne[1]), n_slices(src0->ne[2] * src0->ne[3]), r2(src1->ne[2] / src0->ne[2]), r3(src1->ne[3] / src0->ne[3]),
+          n_cols(src1->ne[1] * r2 * r3), n_tiles((n_cols + kernels->n_cols - 1) / kernels->n_cols),
+          col_bytes((size_t) ((n_k + (int64_t) kernels->k_step - 1) / (int64_t) kernels->k_step) * kernels->col_bytes) {}
+
+    const ggml_tensor *    src0, * src1, * dst;
+    const weight_kernels * kernels;
+    int64_t                n_k, n_rows, n_slices, r2, r3;
+    int64_t                n_cols, n_tiles; // of a slice
+    size_t                 col_bytes;       // of a gathered column
+
+    int64_t tile_begin(int64_t tile) const { return n_cols / n_tiles * tile + std::min(tile, n_cols % n_tiles); }
+
+    // Byte offset of column j of a slice in src1 or dst.
+    size_t offset(const ggml_tensor * t, int64_t slice, int64_t j) const {
+        const int64_t i1 = j % src1->ne[1], i2 = j / src1->ne[1] % r2, i3 = j / src1->ne[1] / r2;
+        return (size_t) i1 * t->nb[1] + (size_t) (slice % src0->ne[2] * r2 + i2) * t->nb[2] + (size_t) (slice / src0->ne[2] * r3 + i3) * t->nb[3];
+    }
+
+    char * activations(void * work, int64_t slice, int64_t tile) const {
+        const size_t begin = align(reinterpret_cast<size_t>(work));
+        return reinterpret_cast<char *>(begin) + (size_t) (slice * n_cols + tile_begin(tile)) * col_bytes;
+    }
+
+    size_t work_bytes() const { return (size_t) (n_slices * n_cols) * col_bytes + 64; }
+};
+
+} // namespace
+
+bool matmul_supported(const ggml_tensor * op) {
+    const ggml_tensor * src0 = op->src[0];
+    const ggml_tensor * src1 = op->src[1];
+    const bool plain = src0->type == GGML_TYPE_F32 || src0->type == GGML_TYPE_F16 || src0->type == GGML_TYPE_BF16;
+    if (op->type != GGML_TYPE_F32 || src1->type != GGML_TYPE_F32 || op->nb[0] != sizeof(float) || src1->nb[0] != sizeof(float) ||
+        op->op_params[1] != 0) { // a hint at a special matrix, for which ggml has a better way
+        return false;
+    }
+    if (ggml_nelements(op) == 0 || src0->ne[0] == 0 || src1->ne[2] % src0->ne[2] != 0 || src1->ne[3] % src0->ne[3] != 0) {
+        return false;
+    }
+    if (is_packed(src0)) {
+        return packable(src0);
+    }
+    return plain && kernels_of_this_machine()->find(src0->type) && src0->nb[0] == ggml_type_size(src0->type) &&
+           (!src0->buffer || ggml_backend_buffer_is_host(src0->buffer));
+}
+
+size_t matmul_work_size(int, const ggml_tensor * op) { return product(op).work_bytes(); }
+
+void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
+    const product          p(op);
+    const weight_kernels & kernels = *p.kernels;
+
+    // columns in the form that the kernels read
+    for (int64_t i = params.ith; i < p.n_slices * p.n_cols; i += params.nth) {
+        const int64_t slice = i / p.n_cols, j = i % p.n_cols;
+        const int64_t wide = p.n_cols / p.n_tiles + 1, n_wide = p.n_cols % p.n_tiles;
+        const int64_t tile = j < n_wide * wide ? j / wide : n_wide + (j - n_wide * wide) / (wide - 1);
+        kernels.gather(reinterpret_cast<const float *>(static_cast<const char *>(p.src1->data) + p.offset(p.src1, slice, j)), p.n_k,
+                       (int) (j - p.tile_begin(tile)), (int) (p.tile_begin(tile + 1) - p.tile_begin(tile)),
+                       p.activations(params.wdata, slice, tile));
+    }
+
+    // rows in chunks that stay in the first caches while all columns pass, handed out as threads become free
+    const bool    packed    = is_packed(p.src0);
+    const size_t  stride    = packed ? tile_bytes(p.src0->type, kernels.n_rows, p.n_k) : p.src0->nb[1];
+    const int64_t group     = kernels.n_rows;
+    const size_t  row_bytes = packed ? stride / (size_t) group : (size_t) p.n_k * p.src0->nb[0];
+    const int64_t n_groups  = (p.n_rows + group - 1) / group;
+    const size_t  all_bytes = (size_t) (p.n_rows * p.n_slices) * row_bytes;
+    const size_t  wanted    = std::clamp<size_t>(all_bytes / (size_t) (4 * params.nth), 8 << 10, 32 << 10);
+    const int64_t per_chunk = std::max<int64_t>(1, (int64_t) (wanted / ((size_t) group * row_bytes)));
+    const int64_t n_chunks  = (n_groups + per_chunk - 1) / per_chunk;
+
+    if (params.ith == 0) {
+        ggml_private.chunk_set(params.threadpool, params.nth);
+    }
+    ggml_private.barrier(params.threadpool);
+    for (int64_t chunk = params.ith; chunk < n_chunks * p.n_slices; chunk = ggml_private.chunk_add(params.threadpool, 1)) {
+        const int64_t slice = chunk / n_chunks;
+        const int64_t row0  = chunk % n_chunks * per_chunk * group;
+        tile_args     args{};
+        args.weights = static_cast<const char *>(p.src0->data) + (size_t) (slice % p.src0->ne[2]) * p.src0->nb[2] +
+                       (size_t) (slice / p.src0->ne[2]) * p.src0->nb[3] + (size_t) (packed ? row0 / group : row0) * stride;
+        args.stride  = stride;
+        args.n_rows  = std::min(per_chunk * group, p.n_rows - row0);
+        args.n_k     = p.n_k;
+        for (int64_t tile = 0; tile < p.n_tiles; ++tile) {
+            float *       out[max_cols];
+            const int64_t first = p.tile_begin(tile), n = p.tile_begin(tile + 1) - first;
+            for (int64_t c = 0; c < n; ++c) {
+                out[c] = reinterpret_cast<float *>(static_cast<char *>(p.dst->data) + p.offset(p.dst, slice, first + c)) + row0;
+            }
+            args.activations = p.activations(params.wdata, slice, tile);
+            args.out         = out;
+            kernels.tile[n - 1](args);
+        }
+    }
+}
 
 } // namespace dspark::kernels
