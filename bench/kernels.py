@@ -137,10 +137,18 @@ def main() -> None:
         print(f"{result['model']}  {result['bytes'] / 1e6:.0f} MB")
         for name in ("llama.cpp", "ours"):
             r = result[name]
-            cells = [f"{n}: {ms:.2f}" + (f" ({r['ratio'][n]:.2f})" if n in r["ratio"] else "") for n, ms in r["ms"].items()]
-            print(f"  {name:10}", "  ".join(cells), f" [cpu/wall {sum(r['cpu_ms'].values()) / sum(r['ms'].values()):.2f}]")
+            cells = [
+                f"{n}: {ms:.2f}" + (f" ({r['ratio'][n]:.2f})" if n in r["ratio"] else "") for n, ms in r["ms"].items()
+            ]
+            print(
+                f"  {name:10}", "  ".join(cells), f" [cpu/wall {sum(r['cpu_ms'].values()) / sum(r['ms'].values()):.2f}]"
+            )
         ratios = [f"{n}: {result['llama.cpp']['ms'][n] / result['ours']['ms'][n]:.2f}" for n in result["ours"]["ms"]]
-        print(f"  {'gain':10}", "  ".join(ratios), f" {result['bytes'] / result['ours']['ms']['1'] / 1e6:.1f} GB/s at n = 1")
+        print(
+            f"  {'gain':10}",
+            "  ".join(ratios),
+            f" {result['bytes'] / result['ours']['ms']['1'] / 1e6:.1f} GB/s at n = 1",
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@
     X(ggml_set_name) X(ggml_set_input) X(ggml_set_output)                                                              \
     X(ggml_nbytes) X(ggml_nelements) X(ggml_row_size) X(ggml_element_size)                                             \
     X(ggml_blck_size) X(ggml_type_name) X(ggml_type_size) X(ggml_is_quantized) X(ggml_fp32_to_fp16)                     \
-    X(ggml_get_type_traits)                                                                                            \
+    X(ggml_get_type_traits) X(ggml_quantize_chunk)                                                                     \
     /* ggml: operations */                                                                                             \
     X(ggml_mul_mat) X(ggml_add) X(ggml_sub) X(ggml_mul) X(ggml_scale) X(ggml_rms_norm) X(ggml_tanh) X(ggml_sigmoid)    \
     X(ggml_swiglu_split) X(ggml_geglu_split) X(ggml_geglu_erf_split)                                                   \

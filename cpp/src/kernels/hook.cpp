@@ -78,13 +78,15 @@ class buffer_type final : public extra_buffer_type {
     traits traits_;
 };
 
-// ggml's list is a std::vector of its own: wrong in any way means that its standard library is not ours.
+// Whether ggml's objects look as we have declared them.
 bool plausible(const std::vector<ggml_backend_buffer_type_t> & list, ggml_backend_dev_t cpu) {
-    if (list.size() > 16 || list.capacity() < list.size() || list.capacity() > 1024) {
+    buffer_ptr buffer(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(cpu), 192));
+    if (!buffer || buffer->size != ggml_backend_buffer_get_size(buffer.get()) || buffer->buft != ggml_backend_buffer_get_type(buffer.get()) ||
+        list.size() > 16 || list.capacity() < list.size() || list.capacity() > 1024) {
         return false;
     }
     for (ggml_backend_buffer_type_t type : list) {
-        if (!type || type->device != cpu || !type->iface.get_name || !type->iface.alloc_buffer) {
+        if (!type || type->device != cpu) {
             return false;
         }
     }
@@ -116,13 +118,18 @@ std::string hook() {
     ggml_backend_dev_t cpu  = find_device(nullptr);
     auto &             list = ggml_private.extra_buffer_types();
     if (!plausible(list, cpu)) {
-        return "ggml-cpu's list of buffer types does not look as expected; was it built with another compiler?";
+        return "ggml's buffers do not look as expected; was it built with another compiler?";
     }
     static buffer_type               extra;
     const ggml_backend_buffer_type_t type = packed_buffer_type(&extra);
     list.insert(list.begin(), type);
-    active                    = true;
-    const std::string problem = self_test();
+    active                 = true;
+    const int64_t before   = n_matmul;
+    int           expected = 0;
+    std::string   problem  = self_test(type, expected);
+    if (problem.empty() && n_matmul - before != expected) {
+        problem = format("the self-test of the kernels had %d products, of which ggml passed %d on", expected, (int) (n_matmul - before));
+    }
     if (!problem.empty()) {
         active = false;
         list.erase(list.begin());
