@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .attach import attach, detach, install, uninstall
     from .draft import Draft, DraftContext, Proposal
     from .drafters import Drafter
     from .errors import (
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         StateError,
     )
+    from .llama import Llama
     from .sampling import Sampler
     from .session import Session
+    from .speculation import Speculation
     from .stats import Round, Stats
     from .target import open_target
     from .tokens import TextStream, encode, encode_chat
@@ -45,6 +48,12 @@ _HOME = {
     "Session": "session",
     "Round": "stats",
     "Stats": "stats",
+    "Llama": "llama",
+    "Speculation": "speculation",
+    "attach": "attach",
+    "detach": "attach",
+    "install": "attach",
+    "uninstall": "attach",
     "open_target": "target",
     "TextStream": "tokens",
     "encode": "tokens",
@@ -73,18 +82,24 @@ __all__ = [
     "Drafter",
     "FileError",
     "FormatError",
+    "Llama",
     "MismatchError",
     "OutOfMemoryError",
     "Proposal",
     "Round",
     "Sampler",
     "Session",
+    "Speculation",
     "StateError",
     "Stats",
     "TextStream",
+    "attach",
+    "detach",
     "encode",
     "encode_chat",
+    "install",
     "open_target",
+    "uninstall",
 ]
 
 

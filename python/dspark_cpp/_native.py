@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
+from llama_cpp.llama import Llama as BaseLlama  # the class itself: install() gives its name to another
 
 from . import errors
 
@@ -23,6 +24,7 @@ except ImportError as exc:
     ) from exc
 
 __all__ = [
+    "BaseLlama",
     "TESTED_LLAMA_CPP",
     "check",
     "ffi",
@@ -117,7 +119,7 @@ def tokens(values: Any, what: str = "tokens") -> npt.NDArray[np.int32]:
 
 def require_llama(llm: Any) -> None:
     """Refuses what is not an open llama_cpp.Llama."""
-    if not isinstance(llm, llama_cpp.Llama):
+    if not isinstance(llm, BaseLlama):
         raise errors.ArgumentError(f"the target is a {type(llm).__name__}, expected a llama_cpp.Llama")
     # after Llama.close() its model is gone, and llama.cpp would crash on it
     if getattr(llm._model, "model", None) is None or getattr(llm._ctx, "ctx", None) is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from typing import Any
 
 __all__ = ["Round", "Stats"]
@@ -63,6 +64,23 @@ class Stats:
     def acceptance_per_position(self) -> tuple[float, ...]:
         """Share of the rounds that drafted slot k in which slot k was accepted."""
         return tuple(a / d for a, d in zip(self.n_accepted_at, self.n_drafted_at, strict=True) if d)
+
+    @classmethod
+    def zero(cls) -> Stats:
+        """Nothing counted yet."""
+        values: dict[str, Any] = {f.name: () if f.name.endswith("_at") else 0 for f in fields(cls)}
+        return cls(**values)
+
+    def since(self, earlier: Stats) -> Stats:
+        """What was counted between an earlier copy of the same counters and this one."""
+        values: dict[str, Any] = {}
+        for f in fields(self):
+            now, then = getattr(self, f.name), getattr(earlier, f.name)
+            if isinstance(now, tuple):
+                values[f.name] = tuple(a - b for a, b in zip_longest(now, then, fillvalue=0))
+            else:
+                values[f.name] = now - then
+        return Stats(**values)
 
     def as_dict(self) -> dict[str, Any]:
         rates = [round(rate, 4) for rate in self.acceptance_per_position]

@@ -5,37 +5,69 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
 from llama_cpp import llama_cpp as api
 
-from ._native import check, ffi, lib
+from ._native import BaseLlama, check, ffi, lib
 
 __all__ = ["open_target"]
 
 _lock = threading.Lock()
 
 
-def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cpp.Llama:
+class FeatureTap:
+    """llama.cpp's evaluation callback, through which features are read where there are no layer-input taps.
+
+    It can only be given when a context is made, and must outlive it.
+    """
+
+    def __init__(self, layers: Sequence[int] = ()) -> None:
+        self._layers = layers
+        out = ffi.new("dspark_feature_tap **")
+        check(lib.dspark_feature_tap_create(out))
+        self._tap = out[0]
+
+    def is_needed(self, model: Any) -> bool:
+        """False if layer-input taps deliver the layers: the callback then costs a call for every node of a graph."""
+        arch = model.metadata().get("general.architecture", "")
+        taps = lib.dspark_has_layer_taps() and lib.dspark_arch_has_layer_taps(arch.encode())
+        # the input of the layer after the last is offered by some of them only
+        return not taps or max(self._layers, default=0) >= llama_cpp.llama_model_n_layer(model.model)
+
+    def fill(self, params: Any) -> None:
+        """Sets the callback in a llama_context_params."""
+        address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "dspark_feature_tap_callback")))
+        params.cb_eval = type(params.cb_eval)(address)
+        params.cb_eval_user_data = ctypes.c_void_p(int(ffi.cast("uintptr_t", self._tap)))
+
+    def give_to(self, llm: Any) -> None:
+        """The Llama, whose context was made with it, is the owner from now on."""
+        # freed with the context, after the sessions that read it, which come later on this stack
+        llm._stack.callback(lib.dspark_feature_tap_free, self._tap)
+        llm._dspark_feature_tap = self._tap
+
+    def free(self) -> None:
+        lib.dspark_feature_tap_free(self._tap)
+
+
+def open_target(model_path: str | os.PathLike[str], **settings: Any) -> BaseLlama:
     """A llama_cpp.Llama whose context carries a feature tap.
 
     The same as ``llama_cpp.Llama(model_path, **settings)`` but for one thing: llama.cpp's evaluation callback, which
     can only be given when a context is made, is set to ours. Sessions read features through it where the architecture
     has no layer-input taps.
     """
-    out = ffi.new("dspark_feature_tap **")
-    check(lib.dspark_feature_tap_create(out))
-    tap = out[0]
-    address = int(ffi.cast("uintptr_t", ffi.addressof(lib, "dspark_feature_tap_callback")))
+    tap = FeatureTap()
     original = api.llama_context_default_params
     opener = threading.get_ident()
 
     def with_tap() -> Any:
         params = original()
         if threading.get_ident() == opener:  # another thread may be opening a Llama of its own
-            params.cb_eval = type(params.cb_eval)(address)
-            params.cb_eval_user_data = ctypes.c_void_p(int(ffi.cast("uintptr_t", tap)))
+            tap.fill(params)
         return params
 
     # Llama takes every context parameter that it does not know from this function, looked up in the module when called
@@ -43,16 +75,14 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> llama_cp
         api.llama_context_default_params = with_tap
         llama_cpp.llama_context_default_params = with_tap
         try:
-            llm = llama_cpp.Llama(os.fspath(model_path), **settings)
+            llm = BaseLlama(os.fspath(model_path), **settings)
         except BaseException:
-            lib.dspark_feature_tap_free(tap)
+            tap.free()
             raise
         finally:
             api.llama_context_default_params = original
             llama_cpp.llama_context_default_params = original
-    # freed with the context, after the sessions that read it, which come later on this stack
-    llm._stack.callback(lib.dspark_feature_tap_free, tap)
-    llm._dspark_feature_tap = tap
+    tap.give_to(llm)
     return llm
 
 
