@@ -717,6 +717,7 @@ dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state 
         need_struct(state, "dspark_session_state");
         state->disabled_reason = impl.disabled_reason();
         state->feature_source  = impl.source_name();
+        state->exact           = impl.is_exact();
         state->n_tokens        = impl.n_tokens();
         state->n_ctx           = impl.n_ctx();
         state->n_draft_past    = impl.n_draft_past();

@@ -49,6 +49,7 @@ class session {
     int32_t                      n_ctx() const { return n_ctx_; }
     int32_t                      n_draft_past() const;
     const char *                 disabled_reason() const;
+    bool                         is_exact() const { return target_.is_exact(); }
     const char *                 source_name() const { return target_.source_name(); }
     const dspark_stats &         stats() const { return stats_; }
     void                         reset_stats();

@@ -1,5 +1,7 @@
 #include "target.h"
 
+#include "kernels/hook.h"
+
 #include <algorithm>
 
 namespace dspark {
@@ -28,6 +30,16 @@ const char * no_rollback_reason(const llama_model * model) {
     return nullptr;
 }
 
+// What another device computes is not seen by the kernels' counters.
+static bool only_cpu() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        if (ggml_backend_dev_type(ggml_backend_dev_get(i)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t first_logits, std::vector<float> & features) {
     const size_t count = (size_t) n;
     pos_.resize(count);
@@ -51,7 +63,9 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
     if (source_) {
         source_->begin();
     }
-    const int32_t status = llama_decode(ctx_, batch);
+    const int64_t declined = kernels::declined();
+    const int32_t status   = llama_decode(ctx_, batch);
+    is_exact_              = is_exact_ && kernels::is_active() && kernels::declined() == declined && only_cpu();
     if (status != 0) {
         llama_memory_seq_rm(llama_get_memory(ctx_), 0, pos, -1);
         fail(status == 1 ? DSPARK_ERROR_CONTEXT_FULL : DSPARK_ERROR_BACKEND,

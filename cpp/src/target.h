@@ -32,6 +32,9 @@ class target {
     // The last position held, -1 if none.
     int32_t last_position() const { return llama_memory_seq_pos_max(llama_get_memory(ctx_), 0); }
 
+    // True if in every batch so far a row's logits did not depend on the other rows: all was computed by our kernels.
+    bool is_exact() const { return is_exact_; }
+
     const char * source_name() const { return source_ ? source_->name() : "none"; }
 
     llama_context *     ctx() const { return ctx_; }
@@ -44,6 +47,7 @@ class target {
     llama_context *                 ctx_;
     int32_t                         n_vocab_    = 0;
     size_t                          n_features_ = 0; // m*H
+    bool                            is_exact_   = true;
     std::unique_ptr<feature_source> source_;
 
     // of the batch

@@ -366,6 +366,15 @@ class Session:
         return text(self._state().disabled_reason) or None
 
     @property
+    def exact(self) -> bool:
+        """Whether every batch so far was computed by ``dspark_cpp.kernels`` alone.
+
+        No row's logits then depended on the other rows of its batch, and the tokens are, bit for bit, those of plain
+        decoding with the same kernels.
+        """
+        return bool(self._state().exact)
+
+    @property
     def feature_source(self) -> str:
         """Where the features come from: "layer taps", "evaluation callback" or "none"."""
         return text(self._state().feature_source)

@@ -20,6 +20,7 @@ bool                 packs_weights = false;
 std::atomic<bool>    active{false};
 std::atomic<int64_t> n_matmul{0};
 std::atomic<int64_t> n_attention{0};
+std::atomic<int64_t> n_declined{0};
 
 // The planner's decision about an operation is left in its `extra`, which ggml-cpu does not use for results: every
 // thread then finds the same answer as the work buffer was made for, even if the kernels are switched meanwhile.
@@ -39,7 +40,9 @@ class traits final : public tensor_traits {
         if (taken || op->extra == &mark) {
             const_cast<ggml_tensor *>(op)->extra = taken ? const_cast<char *>(&mark) : nullptr;
         }
-        if (taken) {
+        if (!taken) {
+            n_declined.fetch_add(1, std::memory_order_relaxed);
+        } else {
             size = op->op == GGML_OP_MUL_MAT ? matmul_work_size(n_threads, op) : attention_work_size(n_threads, op);
         }
         return taken;
@@ -72,7 +75,8 @@ class buffer_type final : public extra_buffer_type {
     }
 
     tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
-        return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_FLASH_ATTN_EXT ? &traits_ : nullptr;
+        // those whose stock kernels look at how many rows there are; experts' products are only counted
+        return op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_FLASH_ATTN_EXT || op->op == GGML_OP_MUL_MAT_ID ? &traits_ : nullptr;
     }
 
     traits traits_;
@@ -159,6 +163,14 @@ void install(mode wanted) {
     if (wanted == mode::on && !active) {
         fail(DSPARK_ERROR_BINDING, "the kernels cannot be installed: " + problem);
     }
+}
+
+bool is_active() {
+    return active;
+}
+
+int64_t declined() {
+    return n_declined;
 }
 
 state get_state() {

@@ -26,4 +26,9 @@ void install(mode wanted);
 
 state get_state();
 
+// For telling whether a graph was computed with row independence: whether the kernels are active, and how many products and
+// attentions were left to ggml's kernels since they were installed.
+bool    is_active();
+int64_t declined();
+
 } // namespace dspark::kernels

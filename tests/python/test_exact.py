@@ -1,0 +1,40 @@
+"""Output that is equal bit for bit because no row's logits depend on its neighbours, and when that is not claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+PROGRAM = """
+import sys, llama_cpp
+from dspark_cpp import Session, kernels
+mode, path, draft = sys.argv[1], sys.argv[2], sys.argv[3] or None
+print(kernels.install(mode).reason)
+llm = llama_cpp.Llama(path, n_ctx=512, n_threads=2, verbose=False)
+ids = llm.tokenize(b"The lighthouse keeper wrote in his book that")
+texts = []
+for one in (None, draft):
+    with Session(llm, one) as session:
+        texts.append(list(session.generate(ids, max_tokens=96, stop_at_eog=False)))
+        print(session.exact)
+print(texts[0] == texts[1])
+"""
+
+
+def test_a_quantised_target_writes_bit_equal_text_with_a_draft_when_the_kernels_are_on(
+    run_python: Callable[..., object], smollm_path: object, demo_draft_path: str
+) -> None:
+    done = run_python(PROGRAM, "auto", smollm_path, demo_draft_path, timeout=240)
+    assert done.returncode == 0 and done.stderr == "", done.stderr  # type: ignore[attr-defined]
+    reason, *runs = done.stdout.splitlines()  # type: ignore[attr-defined]
+    if reason:
+        pytest.skip(f"no kernels here: {reason}")
+    assert runs == ["True", "True", "True"]
+
+
+def test_without_the_kernels_a_session_does_not_claim_to_be_exact(
+    run_python: Callable[..., object], smollm_path: object, demo_draft_path: str
+) -> None:
+    done = run_python(PROGRAM, "off", smollm_path, demo_draft_path, timeout=240)
+    assert done.stdout.splitlines()[1:3] == ["False", "False"]  # type: ignore[attr-defined]
