@@ -19,7 +19,6 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-
 from dspark_cpp import kernels
 
 

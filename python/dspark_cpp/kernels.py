@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ._native import check, errors, ffi, lib, text
+from . import errors
+from ._native import check, ffi, lib, text
 
 __all__ = ["KernelState", "install", "state"]
 
@@ -34,8 +35,8 @@ class KernelState:
 def install(mode: Literal["auto", "on", "off"] = "auto") -> KernelState:
     """Installs the kernels for every model of this process, or switches them off; returns their state.
 
-    To be called before the first model is loaded: quantised weights are then kept in the kernels' layout, where they are
-    computed by them whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
+    To be called before the first model is loaded: quantised weights are then kept in the kernels' layout, and computed
+    by them whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
     "auto" installs them where they can run and says in the state's `reason` why not; "off" is llama.cpp's own.
     Must not run while another thread decodes on the CPU.
 

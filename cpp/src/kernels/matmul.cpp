@@ -88,7 +88,7 @@ void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
     const size_t  row_bytes = packed ? stride / (size_t) group : (size_t) p.n_k * p.src0->nb[0];
     const int64_t n_groups  = (p.n_rows + group - 1) / group;
     const size_t  all_bytes = (size_t) (p.n_rows * p.n_slices) * row_bytes;
-    const size_t  wanted    = std::clamp<size_t>(all_bytes / (size_t) (4 * params.nth), 8 << 10, 32 << 10);
+    const size_t  wanted    = std::clamp<size_t>(all_bytes / (size_t) (4 * params.nth), 8 << 10, (p.n_tiles > 1 ? 32 : 256) << 10);
     const int64_t per_chunk = std::max<int64_t>(1, (int64_t) (wanted / ((size_t) group * row_bytes)));
     const int64_t n_chunks  = (n_groups + per_chunk - 1) / per_chunk;
 

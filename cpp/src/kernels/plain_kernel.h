@@ -65,8 +65,9 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
                 acc[r][c] = I::zero();
             }
         }
-        const auto * x    = reinterpret_cast<const typename W::number *>(args.activations);
-        const auto   step = [&acc, &x](const weight * const (&from)[R], int64_t k) {
+        const char * ahead = args.weights + (size_t) row0 * args.stride + 8192; // rows of a weight lie one behind another
+        const auto * x     = reinterpret_cast<const typename W::number *>(args.activations);
+        const auto   step  = [&acc, &x](const weight * const (&from)[R], int64_t k) {
             for (int r = 0; r < R; ++r) {
                 const auto w = W::load(from[r] + k);
                 for (int c = 0; c < n_cols; ++c) {
@@ -76,6 +77,10 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
             x += n_cols * S;
         };
         for (int64_t k = 0; k < n_whole; k += S) {
+            for (size_t i = 0; i < R * S * sizeof(weight); i += 64) {
+                I::prefetch(ahead + i);
+            }
+            ahead += R * S * sizeof(weight);
             step(rows, k);
         }
         if (n_whole < args.n_k) {
