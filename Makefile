@@ -10,7 +10,7 @@ SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject
 # llama.cpp's threads spin while they wait for each other, which takes minutes where others use the same cores
 TEST_ENV := OMP_WAIT_POLICY=passive
 
-.PHONY: demo test san bench parity check fmt clean
+.PHONY: demo test san cross bench parity check fmt clean
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,15 @@ san: $(VENV)/.base
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/san
 	cd build/san && $(abspath $(BIN))/ctest --output-on-failure
+
+# the kernels for ARM, on any Linux machine: needs g++-aarch64-linux-gnu and qemu-user-static
+cross: $(VENV)/.base
+	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	    -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	    '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu'
+	$(BIN)/cmake --build build/arm --target dspark test_kernel_tables
+	cd build/arm && $(abspath $(BIN))/ctest -R kernel_tables --output-on-failure
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/round_cost.py

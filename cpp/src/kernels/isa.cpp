@@ -87,7 +87,9 @@ features detect() {
 
 #endif
 
-const kernel_table * choose() {
+} // namespace
+
+const kernel_table * find_kernels(const char * name) {
     const features       f      = detect();
     const kernel_table * best[] = {
         f.avx512_bf16 ? table_avx512_bf16() : nullptr,
@@ -95,19 +97,16 @@ const kernel_table * choose() {
         f.avx2 ? table_avx2() : nullptr,
         f.neon_dotprod ? table_neon() : nullptr,
     };
-    const char * wanted = std::getenv("DSPARK_KERNELS_ISA");
     for (const kernel_table * table : best) {
-        if (table && (!wanted || !*wanted || std::strcmp(wanted, table->name) == 0)) {
+        if (table && (!name || std::strcmp(name, table->name) == 0)) {
             return table;
         }
     }
     return nullptr;
 }
 
-} // namespace
-
 const kernel_table * kernels_of_this_machine() {
-    static const kernel_table * const table = choose();
+    static const kernel_table * const table = find_kernels(std::getenv("DSPARK_KERNELS_ISA"));
     return table;
 }
 

@@ -5,8 +5,10 @@
 
 namespace dspark::kernels {
 
-// The best table that both this build and this processor have, or null.  The environment variable DSPARK_KERNELS_ISA may
-// name a lesser one ("avx2"), for tests.  Chosen once.
+// The named table, or the best for null; null where this build or this processor has none.
+const kernel_table * find_kernels(const char * name);
+
+// The best table, or the one that the environment variable DSPARK_KERNELS_ISA names, for tests.  Chosen once.
 const kernel_table * kernels_of_this_machine();
 
 } // namespace dspark::kernels

@@ -47,6 +47,10 @@ template <class I, ggml_type type> void gather_quant(const float * x, int64_t n_
     }
 }
 
+template <class I, int bits> inline typename I::vi dot(typename I::vi sum, typename I::vi w, typename I::vi x) {
+    return bits == 8 ? I::dot_q8(sum, w, x) : I::dot(sum, w, x);
+}
+
 // Four of a group's eight vectors of weights: the first or the second 16 weights of each row.
 template <class I, int bits, int half> inline void load_half(const uint8_t * group, typename I::vi (&w)[4]) {
     constexpr int vector = 4 * I::lanes;
@@ -114,7 +118,7 @@ template <class I, ggml_type type, int n_cols> void quant_tile(const tile_args &
                 load_half<I, f.bits, 0>(group, w);
                 for (int c = 0; c < n_cols; ++c) {
                     for (int i = 0; i < 4; ++i) {
-                        sum[c] = I::dot(sum[c], w[i], I::all4(x[c].q + 4 * i));
+                        sum[c] = dot<I, f.bits>(sum[c], w[i], I::all4(x[c].q + 4 * i));
                     }
                 }
                 if constexpr (two_scales) {
@@ -127,7 +131,7 @@ template <class I, ggml_type type, int n_cols> void quant_tile(const tile_args &
                 load_half<I, f.bits, 1>(group, w);
                 for (int c = 0; c < n_cols; ++c) {
                     for (int i = 0; i < 4; ++i) {
-                        sum[c] = I::dot(sum[c], w[i], I::all4(x[c].q + 16 + 4 * i));
+                        sum[c] = dot<I, f.bits>(sum[c], w[i], I::all4(x[c].q + 16 + 4 * i));
                     }
                 }
                 const vf scale = two_scales ? I::mul(d, I::load_i8(bytes + (2 * g + 1) * L)) : K ? I::mul(d, I::load_u8(bytes + g * L)) : d;

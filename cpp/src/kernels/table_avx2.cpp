@@ -1,3 +1,28 @@
+// AVX2 with FMA and F16C.
 #include "kernel_table.h"
 
+#if defined(__AVX2__)
+
+#    include "plain_kernel.h"
+#    include "quant_kernel.h"
+#    include "vec_avx2.h"
+
+namespace dspark::kernels {
+
+const kernel_table * table_avx2() {
+    static const kernel_table table = [] {
+        kernel_table t{"avx2", avx2::lanes, avx2::q8_bias, {}};
+        fill_all_quant<avx2>(t);
+        fill_all_plain<avx2>(t);
+        return t;
+    }();
+    return &table;
+}
+
+} // namespace dspark::kernels
+
+#else
+
 const dspark::kernels::kernel_table * dspark::kernels::table_avx2() { return nullptr; }
+
+#endif

@@ -56,7 +56,8 @@ struct avx512 {
         memcpy(&x, p, 4);
         return _mm512_set1_epi32(x);
     }
-    static vi dot(vi sum, vi w, vi x) { return _mm512_dpbusd_epi32(sum, w, x); } // four products of unsigned w and signed x a lane
+    static vi dot(vi sum, vi w, vi x) { return _mm512_dpbusd_epi32(sum, w, x); } // four products a lane, weights of 6 bits or less
+    static vi dot_q8(vi sum, vi w, vi x) { return dot(sum, w, x); }              // of Q8_0, with their bias
     template <int bits> static vi low(vi v) { return _mm512_and_si512(v, _mm512_set1_epi8((1 << bits) - 1)); }
     static vi high_nibble(vi v) { return low<4>(_mm512_srli_epi16(v, 4)); }
     // low + ((v >> from) & (2^bits - 1)) * 16, byte by byte
