@@ -5,6 +5,7 @@ A missing pack or package skips the tests that need it, with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,13 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+
+# The kernels' memory is offered to models only if they come before the first one.  Off until a test asks for them.
+with contextlib.suppress(ImportError):
+    from dspark_cpp import kernels
+
+    kernels.install("auto")
+    kernels.install("off")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

@@ -35,6 +35,7 @@ def _report() -> dict[str, Any]:
     report["libllama"] = getattr(llama_cpp.llama_cpp._lib, "_name", "unknown")
     try:
         from .._native import TESTED_LLAMA_CPP, lib, text
+        from .. import kernels
         from ..params import devices
     except ImportError as exc:
         report["problem"] = str(exc)
@@ -49,6 +50,8 @@ def _report() -> dict[str, Any]:
     report["system_info"] = llama_cpp.llama_print_system_info().decode("utf-8", "replace").strip()
     report["gpu_offload"] = bool(llama_cpp.llama_supports_gpu_offload())
     report["layer_taps"] = bool(lib.dspark_has_layer_taps())
+    found = kernels.install("auto")
+    report["kernels"] = f"{found.isa}, self-test passed" if found.active else f"off: {found.reason}"
     return report
 
 

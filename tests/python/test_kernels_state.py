@@ -1,0 +1,92 @@
+"""Switching the kernels on and off, and what they say of themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dspark_cpp import Draft, kernels
+from dspark_cpp.convert import quantize_gguf
+from dspark_cpp.errors import ArgumentError
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def off_afterwards() -> Iterator[None]:
+    yield
+    kernels.install("off")
+
+
+def seen(run: subprocess.CompletedProcess[str]) -> Any:
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+REPORT = "import dataclasses, json; print(json.dumps(dataclasses.asdict(kernels.state())))"
+WITH_ISA = (
+    "import os; os.environ['DSPARK_KERNELS_ISA'] = '{}'\nfrom dspark_cpp import kernels\nkernels.install('{}'); "
+    + REPORT
+)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(ArgumentError, match='mode of the kernels is \'fast\', expected "auto", "on" or "off"'):
+        kernels.install("fast")  # type: ignore[arg-type]
+
+
+def test_nothing_is_installed_unless_asked_for(run_python: Run) -> None:
+    state = seen(run_python(f"from dspark_cpp import kernels; {REPORT}"))
+    assert not state["active"] and state["reason"] == "the kernels were not installed" and state["isa"] == ""
+
+
+def test_an_installed_state_says_what_runs() -> None:
+    state = kernels.install("auto")
+    if not state.active:
+        pytest.skip(state.reason)
+    assert state.isa in ("avx512_bf16", "avx512", "avx2", "neon")
+    assert state.packs_weights and state.reason == ""
+    assert kernels.install("off").reason == "the kernels were switched off"
+    assert kernels.install("on").active
+
+
+def test_a_processor_without_kernels_keeps_llama_cpps(run_python: Run) -> None:
+    """The environment variable stands for a processor that has none of the sets."""
+    state = seen(run_python(WITH_ISA.format("none", "auto")))
+    assert not state["active"] and "no kernel is made for this processor" in state["reason"]
+    failed = run_python(WITH_ISA.format("none", "on"))
+    assert failed.returncode != 0 and "the kernels cannot be installed: no kernel is made" in failed.stderr
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_lesser_instruction_sets_pass_the_self_test_too(isa: str, run_python: Run) -> None:
+    if not kernels.install("auto").isa.startswith("avx"):
+        pytest.skip("not an x86-64 processor with AVX2")
+    state = seen(run_python(WITH_ISA.format(isa, "auto")))
+    assert state["active"] and state["isa"] == isa or "processor" in state["reason"]
+
+
+def test_after_a_model_quantised_weights_stay_where_they_are(run_python: Run, converted: Callable[..., Path]) -> None:
+    code = f"""
+import sys
+from dspark_cpp import Draft, kernels
+from dspark_cpp.convert import quantize_gguf
+draft = Draft(sys.argv[1])
+kernels.install("auto"); {REPORT}"""
+    state = seen(run_python(code, converted("deepspec-qwen3-vanilla")))
+    if state["active"]:
+        assert not state["packs_weights"] and "a model was loaded before the kernels" in state["reason"]
+
+
+def test_a_drafts_quantised_weights_are_packed(demo_draft_path: str, tmp_path: Path) -> None:
+    if not kernels.install("auto").packs_weights:
+        pytest.skip(kernels.state().reason)
+    quantize_gguf(demo_draft_path, tmp_path / "q8.gguf", "q8_0")
+    before = kernels.state().n_bytes
+    with Draft(tmp_path / "q8.gguf"):
+        assert kernels.state().n_bytes - before > 5_000_000
+    assert kernels.state().n_bytes == before
