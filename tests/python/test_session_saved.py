@@ -184,9 +184,9 @@ def test_a_foreign_state_is_refused_in_a_sentence(open_session: Callable[..., Se
         restore(other.target, memory)
         with pytest.raises(MismatchError, match="types 0 and 0.*f16 and f32"):
             other.load_state(state)
-    with open_session(n_ctx=len(PROMPT) - 1) as other:
-        with pytest.raises(ContextFullError, match=f"has {len(PROMPT)} tokens.*up to {len(PROMPT) - 1}"):
-            other.load_state(state)
+    too_long = f"has {len(PROMPT)} tokens.*up to {len(PROMPT) - 1}"
+    with open_session(n_ctx=len(PROMPT) - 1) as other, pytest.raises(ContextFullError, match=too_long):
+        other.load_state(state)
     with open_session(None, target="target-gemma4") as other, pytest.raises(MismatchError, match="another target"):
         other.load_state(state)
 
