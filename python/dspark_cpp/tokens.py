@@ -6,6 +6,7 @@ import codecs
 import ctypes
 from typing import Any
 
+import jinja2
 import llama_cpp
 from llama_cpp import llama_chat_format
 
@@ -20,7 +21,13 @@ def encode(llm: Any, text: str) -> list[int]:
 
 
 def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
-    """Tokens of a conversation in the model's own chat template, up to where the assistant answers."""
+    """Tokens of a conversation in the model's own chat template, up to where the assistant answers.
+
+    Raises: ArgumentError: messages is not a list of {"role": ..., "content": ...}; the model has no template, or its
+    template does not take these messages.
+    """
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise errors.ArgumentError(f'messages is {messages!r:.80}, expected a list of {{"role": ..., "content": ...}}')
     template = llm.metadata.get("tokenizer.chat_template")
     if not template:
         raise errors.ArgumentError("the target has no chat template; give a raw prompt")
@@ -31,7 +38,14 @@ def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
     formatter = llama_chat_format.Jinja2ChatFormatter(
         template=template, eos_token=special(llm.token_eos()), bos_token=special(llm.token_bos())
     )
-    prompt = formatter(messages=messages).prompt
+    try:
+        prompt = formatter(messages=messages).prompt
+    except (
+        jinja2.TemplateError,
+        ValueError,
+        TypeError,
+    ) as e:  # templates refuse what they do not know, each in its way
+        raise errors.ArgumentError(f"the model's chat template does not take these messages: {e}") from None
     return list(llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True))
 
 

@@ -317,3 +317,18 @@ def test_every_error_is_of_the_packages_kind_and_of_a_builtin_one() -> None:
     kinds = {ArgumentError: ValueError, FileError: OSError, MismatchError: ValueError, StateError: RuntimeError}
     for kind, builtin in kinds.items():
         assert issubclass(kind, DSparkError) and issubclass(kind, builtin)
+
+
+@pytest.mark.parametrize("messages", ["a text", None, ["a text"], [{"content": "no role"}]])
+def test_a_conversation_that_is_none_is_refused_and_not_left_to_the_template(messages: Any, smollm_path: Path) -> None:
+    from dspark_cpp import encode_chat
+
+    llm = llama_cpp.Llama(str(smollm_path), vocab_only=True, verbose=False)
+    try:
+        with pytest.raises(ArgumentError, match="expected a list of"):
+            encode_chat(llm, messages)
+        with pytest.raises(ArgumentError, match="does not take these messages"):
+            encode_chat(llm, [{"role": "user"}])
+        assert encode_chat(llm, [{"role": "user", "content": "hello"}])
+    finally:
+        llm.close()
