@@ -175,6 +175,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     def draft_model(self, draft: Any) -> None:
         if "_engine" in self.__dict__:  # not yet in the base's constructor, which has got none
             with self._turns.call():
+                _ = self.ctx  # refuses a closed one
                 self._use(DraftSettings(**{**self._settings.__dict__, "draft": draft}))
 
     @property
@@ -281,6 +282,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     def reset(self) -> None:
         """Forgets the sequence."""
         with self._turns.call():
+            _ = self.ctx  # refuses a closed one
             super().reset()
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
