@@ -25,7 +25,11 @@ def attach(llm: Any, draft: Any, **settings: Any) -> Llama:
     Raises: as Llama(). The object is as before then.
     """
     require_llama(llm)
-    refuse_typos(settings, DraftSettings().as_keywords())
+    known = DraftSettings().as_keywords()
+    refuse_typos(settings, known)
+    for name in settings:
+        if name not in known:
+            raise errors.ArgumentError(f"{name} is not a keyword of attach(); expected one of {', '.join(known)}")
     wanted = DraftSettings(draft=draft, **settings)
     if isinstance(llm, Llama):
         before = llm._settings

@@ -110,7 +110,7 @@ def refuse_typos(given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ArgumentError for a keyword that is meant for us and is not one of ours."""
     known = list(known)
     for name in given:
-        if any(word in name.lower() for word in _OURS):
+        if name not in known and any(word in name.lower() for word in _OURS):
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
             raise errors.ArgumentError(f"{name} is not a keyword of Llama; {hint}")
