@@ -67,7 +67,7 @@ def detach(llm: Llama) -> Any:
 def _restore(llm: Any) -> None:
     """Undoes what attach() did to an object of the base."""
     llm.__class__ = llm.__dict__.pop("_attached_to")
-    for name in ("_turns", "_engine", "_settings", "_draft", "_draft_n_max", "speculation"):
+    for name in ("_turns", "_engine", "_settings", "_draft", "speculation"):
         llm.__dict__.pop(name, None)
     llm.draft_model = None
     if not llm._logits_all:

@@ -133,14 +133,13 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             old.settle()
             old.session.close()
         self._settings = settings
-        self._draft_n_max = settings.draft_n_max
         self._draft: Draft | Drafter | LlamaDraftModel | None = None
         self._engine: PlainEngine = PlainEngine(self)
         reason: str | None = "no draft was given"
         if settings.draft is not None:
             reason = self._make_engine(settings)
             log.info("drafting with %s", self._draft) if reason is None else log.info("no drafting: %s", reason)
-        self.speculation = Speculation(self._engine, reason)
+        self.speculation = Speculation(self._engine, reason, settings.draft_n_max)
 
     def _make_engine(self, settings: DraftSettings) -> str | None:
         if self.model_params.vocab_only:
@@ -181,20 +180,20 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     @property
     def draft_n_max(self) -> int | None:
         """Most drafted tokens of a round from now on: None for automatic, 0 for none."""
-        return self._draft_n_max
+        return self.speculation.n_max
 
     @draft_n_max.setter
     def draft_n_max(self, n_max: int | None) -> None:
-        self._draft_n_max = draft_limit(n_max)
+        self.speculation.n_max = draft_limit(n_max)
 
     @contextmanager
     def drafting(self, *, n_max: int | None) -> Iterator[None]:
         """``draft_n_max`` for the calls inside of a with statement."""
-        before, self.draft_n_max = self._draft_n_max, n_max
+        before, self.draft_n_max = self.draft_n_max, n_max
         try:
             yield
         finally:
-            self._draft_n_max = before
+            self.draft_n_max = before
 
     @property
     def _model(self) -> Any:
@@ -313,7 +312,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             state.load(self, state_)
 
     def __getstate__(self) -> dict[str, Any]:
-        settings = {**self._settings.as_keywords(), "draft_n_max": self._draft_n_max}
+        settings = {**self._settings.as_keywords(), "draft_n_max": self.draft_n_max}
         base: dict[str, Any] = super().__getstate__()
         del base["draft_model"]
         return {**base, **settings}

@@ -17,9 +17,11 @@ class Speculation:
     seconds of each phase.
     """
 
-    def __init__(self, engine: PlainEngine, reason: str | None) -> None:
+    def __init__(self, engine: PlainEngine, reason: str | None, n_max: int | None) -> None:
         self._session: Session | None = engine.session if isinstance(engine, DraftEngine) else None
         self._reason = reason
+        #: llm.draft_n_max
+        self.n_max = n_max
         self._total = self._start = self._end = Stats.zero()
         self._running = False
 
@@ -28,7 +30,9 @@ class Speculation:
         """Why nothing is drafted; None if something is."""
         if self._session is None:
             return self._reason
-        return "the Llama is closed" if self._session.closed else self._session.disabled_reason
+        if self._session.closed:
+            return "the Llama is closed"
+        return "draft_n_max is 0" if self.n_max == 0 else self._session.disabled_reason
 
     @property
     def feature_source(self) -> str:
