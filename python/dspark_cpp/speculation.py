@@ -40,6 +40,11 @@ class Speculation:
         return "none" if self._session is None or self._session.closed else self._session.feature_source
 
     @property
+    def exact(self) -> bool:
+        """True if no draft can have changed a bit of any logits so far; see Session.exact."""
+        return self._session is None or self._session.closed or self._session.exact
+
+    @property
     def total(self) -> Stats:
         if self._session is not None and not self._session.closed:
             self._total = self._session.stats

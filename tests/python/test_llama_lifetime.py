@@ -240,7 +240,9 @@ llm('x', logits_processor=llama_cpp.LogitsProcessorList([p]))""",
     "attached": "other = llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False); attach(other, llm.draft)",
     "installed": "install(); other = llama_cpp.Llama(sys.argv[1], n_ctx=256, verbose=False, draft=sys.argv[2])",
     "half-made objects": """
-for arguments in ({'draft': 5}, {'draft_n_mx': 3}, {'draft': 'nowhere.gguf'}, {'draft_n_max': -1}, {'draft': sys.argv[1]}):
+for arguments in (
+    {'draft': 5}, {'draft_n_mx': 3}, {'draft': 'nowhere.gguf'}, {'draft_n_max': -1}, {'draft': sys.argv[1]}
+):
     try:
         Llama(sys.argv[1], verbose=False, **arguments)
     except Exception:

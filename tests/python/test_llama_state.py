@@ -182,7 +182,8 @@ import itertools, json, pickle, sys
 from dspark_cpp import Llama
 llm = Llama(sys.argv[1], draft=sys.argv[2], n_ctx=512, n_threads=1, verbose=False, type_k=0, type_v=0)
 llm.load_state(pickle.load(open(sys.argv[3], "rb")))
-print(list(itertools.islice(llm.generate(json.loads(sys.argv[4]), temp=0.0), 30)), llm.speculation.last.draft_n_accepted)
+got = list(itertools.islice(llm.generate(json.loads(sys.argv[4]), temp=0.0), 30))
+print(got, llm.speculation.last.draft_n_accepted)
 """
     done = run_python(code, *paths, tmp_path / "state", [*PROMPT, *text])
     assert done.stdout.strip() == f"{want} {llm.speculation.last.draft_n_accepted}" and done.stderr == ""

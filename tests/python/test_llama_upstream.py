@@ -1,8 +1,8 @@
 """llama-cpp-python's own tests, with our class in place of theirs: each ends as it does with theirs.
 
 They are not copied: DSPARK_LLAMA_CPP_SDIST names the unpacked sdist (or its .tar.gz) of the installed release; without
-it pip's cache is searched for one. The models that they download are replaced by local ones, so what depends on the very
-model may fail: with the base, then, as with ours.
+it pip's cache is searched for one. The models that they download are replaced by local ones, so what depends on the
+very model may fail: with the base, then, as with ours.
 """
 
 from __future__ import annotations
