@@ -7,10 +7,12 @@ from typing import Any
 import llama_cpp
 import llama_cpp.llama
 import numpy as np
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import errors
 from ._native import BaseLlama, require_llama
 from .draft_settings import DraftSettings, refuse_typos
+from .incremental_tokenizer import IncrementalTokenizer
 from .llama import Llama
 
 __all__ = ["attach", "detach", "install", "uninstall"]
@@ -70,6 +72,8 @@ def _restore(llm: Any) -> None:
     for name in ("_turns", "_engine", "_settings", "_draft", "speculation"):
         llm.__dict__.pop(name, None)
     llm.draft_model = None
+    if type(llm.tokenizer_) is IncrementalTokenizer:
+        llm.tokenizer_ = LlamaTokenizer(llm)
     if not llm._logits_all:
         llm.scores = np.ndarray((llm.n_batch, llm._n_vocab), np.single)
 

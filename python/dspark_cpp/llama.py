@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
+from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import errors, state
 from ._native import BaseLlama
@@ -20,6 +21,7 @@ from .draft_settings import DraftSettings, draft_limit, refuse_typos
 from .drafters import Drafter
 from .engines import DraftEngine, PlainEngine
 from .generation import generate, restore_logits
+from .incremental_tokenizer import IncrementalTokenizer
 from .lookup import LookupDrafter
 from .session import Session
 from .speculation import Speculation
@@ -64,6 +66,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     input_ids: Any
     scores: Any
     n_tokens: int
+    tokenizer_: Any
 
     def __init__(
         self,
@@ -110,6 +113,8 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     def _begin(self, settings: DraftSettings) -> None:
         """Everything that an object of the base lacks to be one of ours."""
         self._turns = Turns()
+        if type(self.tokenizer_) is LlamaTokenizer:  # not a special one of the caller's
+            self.tokenizer_ = IncrementalTokenizer(self)
         n_ctx = self._n_ctx  # which the base's own buffers fall short of where llama.cpp has rounded it up
         if len(self.input_ids) != n_ctx:
             ids = np.zeros(n_ctx, np.intc)

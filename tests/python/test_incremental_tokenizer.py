@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dspark_cpp
 import gguf
 import llama_cpp
 import pytest
@@ -273,3 +274,27 @@ def test_the_tokenizer_of_a_closed_model_is_refused_where_the_base_crashes(
     assert ours.detokenize([5]) == known
     with pytest.raises(StateError, match="the model of this tokenizer is closed"):
         ours.detokenize([6])
+
+
+def test_a_llama_of_ours_has_it_unless_it_was_given_another_class_of_tokenizer(
+    tiny_path: Callable[[str], Path],
+) -> None:
+    path = str(tiny_path("target-qwen3"))
+    llm = dspark_cpp.Llama(path, n_ctx=64, verbose=False)
+    given = type("Special", (LlamaTokenizer,), {})(llm)
+    other = dspark_cpp.Llama(path, n_ctx=64, verbose=False, tokenizer=given)
+    try:
+        assert type(llm.tokenizer_) is IncrementalTokenizer
+        assert other.tokenizer_ is given
+    finally:
+        other.close()
+        llm.close()
+
+
+def test_attach_brings_it_and_detach_takes_it_away(tiny_path: Callable[[str], Path]) -> None:
+    llm = llama_cpp.Llama(str(tiny_path("target-qwen3")), n_ctx=64, verbose=False)
+    dspark_cpp.attach(llm, None)
+    assert type(llm.tokenizer_) is IncrementalTokenizer
+    dspark_cpp.detach(llm)
+    assert type(llm.tokenizer_) is LlamaTokenizer
+    llm.close()

@@ -34,8 +34,8 @@ def _report() -> dict[str, Any]:
     report["llama_cpp"] = llama_cpp.__version__
     report["libllama"] = getattr(llama_cpp.llama_cpp._lib, "_name", "unknown")
     try:
-        from .._native import TESTED_LLAMA_CPP, lib, text
         from .. import kernels
+        from .._native import TESTED_LLAMA_CPP, lib, text
         from ..params import devices
     except ImportError as exc:
         report["problem"] = str(exc)
