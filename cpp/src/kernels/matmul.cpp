@@ -5,6 +5,7 @@
 #include "packed_layout.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace dspark::kernels {
 
@@ -37,12 +38,54 @@ struct product {
         return (size_t) i1 * t->nb[1] + (size_t) (slice % src0->ne[2] * r2 + i2) * t->nb[2] + (size_t) (slice / src0->ne[2] * r3 + i3) * t->nb[3];
     }
 
-    char * activations(void * work, int64_t slice, int64_t tile) const {
+    // Few columns are gathered by every thread for itself: that takes less time than to wait for each other.
+    bool private_columns() const { return n_slices * n_cols * n_k <= 8192; }
+
+    // The gathered columns as thread ith finds them in the work buffer.
+    char * activations(void * work, int ith) const {
         const size_t begin = align(reinterpret_cast<size_t>(work));
-        return reinterpret_cast<char *>(begin) + (size_t) (slice * n_cols + tile_begin(tile)) * col_bytes;
+        return reinterpret_cast<char *>(begin) + (private_columns() ? (size_t) ith * copy_bytes() : 0);
     }
 
-    size_t work_bytes() const { return (size_t) (n_slices * n_cols) * col_bytes + 64; }
+    size_t copy_bytes() const { return align((size_t) (n_slices * n_cols) * col_bytes); }
+    size_t work_bytes(int n_threads) const { return 64 + copy_bytes() * (size_t) (private_columns() ? n_threads : 1); }
+
+    // Column j of a slice, in the form that the kernels read.
+    void gather(int64_t slice, int64_t j, char * activations) const {
+        const int64_t wide = n_cols / n_tiles + 1, n_wide = n_cols % n_tiles;
+        const int64_t tile = j < n_wide * wide ? j / wide : n_wide + (j - n_wide * wide) / (wide - 1);
+        const int64_t first = tile_begin(tile);
+        kernels->gather(reinterpret_cast<const float *>(static_cast<const char *>(src1->data) + offset(src1, slice, j)), n_k, (int) (j - first),
+                        (int) (tile_begin(tile + 1) - first), activations + (size_t) (slice * n_cols + first) * col_bytes);
+    }
+};
+
+// Hands out the chunks of an operation to threads as they become free.  The counters lie in the operation's own parameters,
+// of which a MUL_MAT uses two: so they need no look-up, and no barrier before their use, as the last thread leaves them at
+// zero for the next time.
+class chunk_counter {
+  public:
+    explicit chunk_counter(ggml_tensor * op)
+        : next_(*reinterpret_cast<std::atomic<int32_t> *>(&op->op_params[14])), done_(*reinterpret_cast<std::atomic<int32_t> *>(&op->op_params[15])) {
+        static_assert(sizeof(op->op_params) == 64 && sizeof(std::atomic<int32_t>) == 4, "two counters at the end of the parameters");
+    }
+
+    void reset() {
+        next_ = 0;
+        done_ = 0;
+    }
+
+    int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+
+    void leave(int n_threads) {
+        if (done_.fetch_add(1) + 1 == n_threads) {
+            reset();
+        }
+    }
+
+  private:
+    std::atomic<int32_t> & next_;
+    std::atomic<int32_t> & done_;
 };
 
 } // namespace
@@ -65,23 +108,25 @@ bool matmul_supported(const ggml_tensor * op) {
            (!src0->buffer || ggml_backend_buffer_is_host(src0->buffer));
 }
 
-size_t matmul_work_size(int, const ggml_tensor * op) { return product(op).work_bytes(); }
+size_t matmul_work_size(int n_threads, const ggml_tensor * op) {
+    chunk_counter(const_cast<ggml_tensor *>(op)).reset(); // after a computation that was broken off
+    return product(op).work_bytes(n_threads);
+}
 
 void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
     const product          p(op);
-    const weight_kernels & kernels = *p.kernels;
+    const weight_kernels & kernels     = *p.kernels;
+    char *                 activations = p.activations(params.wdata, params.ith);
 
-    // columns in the form that the kernels read
-    for (int64_t i = params.ith; i < p.n_slices * p.n_cols; i += params.nth) {
-        const int64_t slice = i / p.n_cols, j = i % p.n_cols;
-        const int64_t wide = p.n_cols / p.n_tiles + 1, n_wide = p.n_cols % p.n_tiles;
-        const int64_t tile = j < n_wide * wide ? j / wide : n_wide + (j - n_wide * wide) / (wide - 1);
-        kernels.gather(reinterpret_cast<const float *>(static_cast<const char *>(p.src1->data) + p.offset(p.src1, slice, j)), p.n_k,
-                       (int) (j - p.tile_begin(tile)), (int) (p.tile_begin(tile + 1) - p.tile_begin(tile)),
-                       p.activations(params.wdata, slice, tile));
+    const bool alone = p.private_columns();
+    for (int64_t i = alone ? 0 : params.ith; i < p.n_slices * p.n_cols; i += alone ? 1 : params.nth) {
+        p.gather(i / p.n_cols, i % p.n_cols, activations);
+    }
+    if (!alone) {
+        ggml_private.barrier(params.threadpool);
     }
 
-    // rows in chunks that stay in the first caches while all columns pass, handed out as threads become free
+    // rows in chunks: where columns pass in many tiles, of a size that stays in the first cache meanwhile
     const bool    packed    = is_packed(p.src0);
     const size_t  stride    = packed ? tile_bytes(p.src0->type, kernels.n_rows, p.n_k) : p.src0->nb[1];
     const int64_t group     = kernels.n_rows;
@@ -92,11 +137,8 @@ void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
     const int64_t per_chunk = std::max<int64_t>(1, (int64_t) (wanted / ((size_t) group * row_bytes)));
     const int64_t n_chunks  = (n_groups + per_chunk - 1) / per_chunk;
 
-    if (params.ith == 0) {
-        ggml_private.chunk_set(params.threadpool, params.nth);
-    }
-    ggml_private.barrier(params.threadpool);
-    for (int64_t chunk = params.ith; chunk < n_chunks * p.n_slices; chunk = ggml_private.chunk_add(params.threadpool, 1)) {
+    chunk_counter counter(op);
+    for (int64_t chunk = counter.take(); chunk < n_chunks * p.n_slices; chunk = counter.take()) {
         const int64_t slice = chunk / n_chunks;
         const int64_t row0  = chunk % n_chunks * per_chunk * group;
         tile_args     args{};
@@ -111,11 +153,12 @@ void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
             for (int64_t c = 0; c < n; ++c) {
                 out[c] = reinterpret_cast<float *>(static_cast<char *>(p.dst->data) + p.offset(p.dst, slice, first + c)) + row0;
             }
-            args.activations = p.activations(params.wdata, slice, tile);
+            args.activations = activations + (size_t) (slice * p.n_cols + first) * p.col_bytes;
             args.out         = out;
             kernels.tile[n - 1](args);
         }
     }
+    counter.leave(params.nth);
 }
 
 } // namespace dspark::kernels
