@@ -1,11 +1,11 @@
 #include "matmul.h"
 
+#include "chunk_counter.h"
 #include "isa.h"
 #include "packed_buffer.h"
 #include "packed_layout.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace dspark::kernels {
 
@@ -60,34 +60,6 @@ struct product {
     }
 };
 
-// Hands out the chunks of an operation to threads as they become free.  The counters lie in the operation's own parameters,
-// of which a MUL_MAT uses two: so they need no look-up, and no barrier before their use, as the last thread leaves them at
-// zero for the next time.
-class chunk_counter {
-  public:
-    explicit chunk_counter(ggml_tensor * op)
-        : next_(*reinterpret_cast<std::atomic<int32_t> *>(&op->op_params[14])), done_(*reinterpret_cast<std::atomic<int32_t> *>(&op->op_params[15])) {
-        static_assert(sizeof(op->op_params) == 64 && sizeof(std::atomic<int32_t>) == 4, "two counters at the end of the parameters");
-    }
-
-    void reset() {
-        next_ = 0;
-        done_ = 0;
-    }
-
-    int64_t take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-
-    void leave(int n_threads) {
-        if (done_.fetch_add(1) + 1 == n_threads) {
-            reset();
-        }
-    }
-
-  private:
-    std::atomic<int32_t> & next_;
-    std::atomic<int32_t> & done_;
-};
-
 } // namespace
 
 bool matmul_supported(const ggml_tensor * op) {
@@ -109,7 +81,7 @@ bool matmul_supported(const ggml_tensor * op) {
 }
 
 size_t matmul_work_size(int n_threads, const ggml_tensor * op) {
-    chunk_counter(const_cast<ggml_tensor *>(op)).reset(); // after a computation that was broken off
+    chunk_counter(const_cast<ggml_tensor *>(op)).reset();
     return product(op).work_bytes(n_threads);
 }
 
