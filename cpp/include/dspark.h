@@ -129,10 +129,12 @@ typedef enum dspark_kernels_mode {
  * Before the first model is loaded: quantised weights are then stored once, in the kernels' layout, and such weights are
  * computed here whatever the mode is later; weights of models that were loaded before keep llama.cpp's layout and kernels.
  * F32, F16 and BF16 weights and attention are computed in place and follow the mode at any time.
- * A self-test comes first; whatever it finds wrong leaves llama.cpp's kernels in place.
+ * A self-test comes first; whatever it finds wrong leaves llama.cpp's kernels in place.  n_bytes: size of the model to be
+ * loaded next, 0 if none is; its quantised weights will be copied from the file, so mode AUTO leaves them to llama.cpp, which
+ * can map the file, where less memory is available.
  * Must not run beside a computation of ggml's CPU device.
  * Errors: DSPARK_ERROR_ARGUMENT; DSPARK_ERROR_BINDING with mode ON. */
-DSPARK_API dspark_status dspark_kernels_install(int32_t mode);
+DSPARK_API dspark_status dspark_kernels_install(int32_t mode, uint64_t n_bytes);
 
 typedef struct dspark_kernels_state {
     size_t       struct_size;

@@ -327,13 +327,13 @@ const char * dspark_device_kind(int32_t index) {
 
 // --- kernels ----------------------------------------------------------------------------------------------------------
 
-dspark_status dspark_kernels_install(int32_t mode) {
+dspark_status dspark_kernels_install(int32_t mode, uint64_t n_bytes) {
     return guard([&] {
         require_bound();
         switch (mode) {
-            case DSPARK_KERNELS_AUTO: return kernels::install(kernels::mode::automatic);
-            case DSPARK_KERNELS_ON: return kernels::install(kernels::mode::on);
-            case DSPARK_KERNELS_OFF: return kernels::install(kernels::mode::off);
+            case DSPARK_KERNELS_AUTO: return kernels::install(kernels::mode::automatic, n_bytes);
+            case DSPARK_KERNELS_ON: return kernels::install(kernels::mode::on, n_bytes);
+            case DSPARK_KERNELS_OFF: return kernels::install(kernels::mode::off, n_bytes);
             default: fail(DSPARK_ERROR_ARGUMENT, format("mode of the kernels is %d, expected 0 to 2", mode));
         }
     });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,12 +33,16 @@ class KernelState:
     n_bytes: int
 
 
-def install(mode: Literal["auto", "on", "off"] = "auto") -> KernelState:
+def install(
+    mode: Literal["auto", "on", "off"] = "auto", model_path: str | os.PathLike[str] | None = None
+) -> KernelState:
     """Installs the kernels for every model of this process, or switches them off; returns their state.
 
     To be called before the first model is loaded: quantised weights are then kept in the kernels' layout, and computed
     by them whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
     "auto" installs them where they can run and says in the state's `reason` why not; "off" is llama.cpp's own.
+    model_path: the file to be loaded next, whose quantised weights will be copied into memory; "auto" leaves them to
+    llama.cpp, which can map the file, where less memory is available than it has bytes.
     Must not run while another thread decodes on the CPU.
 
     Raises:
@@ -46,7 +51,8 @@ def install(mode: Literal["auto", "on", "off"] = "auto") -> KernelState:
     """
     if mode not in _MODES:
         raise errors.ArgumentError(f'the mode of the kernels is {mode!r}, expected "auto", "on" or "off"')
-    check(lib.dspark_kernels_install(_MODES[mode]))
+    n_bytes = os.path.getsize(model_path) if model_path is not None and os.path.exists(model_path) else 0
+    check(lib.dspark_kernels_install(_MODES[mode], n_bytes))
     return state()
 
 

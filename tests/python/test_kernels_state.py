@@ -54,6 +54,18 @@ def test_an_installed_state_says_what_runs() -> None:
     assert kernels.install("on").active
 
 
+def test_a_model_larger_than_the_memory_is_left_to_llama_cpp(tmp_path: Path) -> None:
+    if not kernels.install("auto").active:
+        pytest.skip(kernels.state().reason)
+    huge = tmp_path / "huge.gguf"
+    with huge.open("wb") as file:
+        file.truncate(1 << 42)
+    state = kernels.install("auto", huge)
+    assert not state.active and "the model's 4398.0 GB of weights would be packed in memory" in state.reason
+    assert kernels.install("on", huge).active
+    assert kernels.install("auto", tmp_path / "missing.gguf").active
+
+
 def test_a_processor_without_kernels_keeps_llama_cpps(run_python: Run) -> None:
     """The environment variable stands for a processor that has none of the sets."""
     state = seen(run_python(WITH_ISA.format("none", "auto")))

@@ -146,7 +146,7 @@ std::string hook() {
 
 } // namespace
 
-void install(mode wanted) {
+void install(mode wanted, uint64_t n_bytes) {
     std::lock_guard<std::mutex> lock(install_mutex);
     if (wanted == mode::off) {
         active = false;
@@ -159,6 +159,12 @@ void install(mode wanted) {
     reason                           = problem;
     if (active && !packs_weights) {
         reason = "a model was loaded before the kernels: quantised weights keep llama.cpp's layout and kernels";
+    }
+    const uint64_t available = memory_available();
+    if (wanted == mode::automatic && active && n_bytes > available) {
+        active = false;
+        reason = format("the model's %.1f GB of weights would be packed in memory, of which %.1f GB are available", (double) n_bytes / 1e9,
+                        (double) available / 1e9);
     }
     if (wanted == mode::on && !active) {
         fail(DSPARK_ERROR_BINDING, "the kernels cannot be installed: " + problem);

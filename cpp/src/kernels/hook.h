@@ -21,8 +21,9 @@ struct state {
 
 // Installs the kernels, after a self-test, or switches them off again; weights that are packed stay so and are
 // computed here whatever the mode.  Must not run beside a graph's computation on the CPU.
-// automatic: leaves the reason in the state where they cannot run; on: throws it.
-void install(mode wanted);
+// automatic: leaves the reason in the state where they cannot run, or where less memory is available than the n_bytes of the
+// model to be loaded next; on: throws the first, ignores the second.
+void install(mode wanted, uint64_t n_bytes);
 
 state get_state();
 

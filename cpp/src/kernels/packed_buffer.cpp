@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <vector>
 
 #if defined(__linux__)
@@ -117,5 +118,16 @@ bool packable(const ggml_tensor * t) {
 }
 
 size_t packed_bytes() { return n_bytes; }
+
+uint64_t memory_available() {
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string key; meminfo >> key;) {
+        uint64_t kilobytes = 0;
+        if (key == "MemAvailable:" && meminfo >> kilobytes) {
+            return kilobytes << 10;
+        }
+    }
+    return UINT64_MAX;
+}
 
 } // namespace dspark::kernels

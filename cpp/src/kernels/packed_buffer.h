@@ -17,4 +17,7 @@ bool packable(const ggml_tensor * tensor);
 // Bytes of all living packed buffers.
 size_t packed_bytes();
 
+// Bytes that can be taken without swapping, as far as the system says; all of them where it does not.
+uint64_t memory_available();
+
 } // namespace dspark::kernels
