@@ -30,10 +30,13 @@ struct weight_kernels {
     tile_kernel tile[max_cols]; // [n_cols - 1]
 };
 
+struct attention_kernels;
+
 struct kernel_table {
     const char *   name;
     int            lanes;   // of a vector of 32-bit numbers; rows of a packed tile
     int            q8_bias; // of packed Q8_0
+    const attention_kernels * attention;
     weight_kernels of[GGML_TYPE_COUNT]; // no tile[0]: not covered
 
     const weight_kernels * find(ggml_type type) const { return type >= 0 && type < GGML_TYPE_COUNT && of[type].tile[0] ? &of[type] : nullptr; }

@@ -3,6 +3,7 @@
 
 #if defined(__AVX512VNNI__)
 
+#    include "attention_kernel.h"
 #    include "plain_kernel.h"
 #    include "quant_kernel.h"
 #    include "vec_avx512.h"
@@ -11,7 +12,7 @@ namespace dspark::kernels {
 
 const kernel_table * table_avx512() {
     static const kernel_table table = [] {
-        kernel_table t{"avx512", avx512::lanes, avx512::q8_bias, {}};
+        kernel_table t{"avx512", avx512::lanes, avx512::q8_bias, attention_of<avx512>(), {}};
         fill_all_quant<avx512>(t);
         fill_all_plain<avx512>(t);
         return t;

@@ -48,6 +48,36 @@ struct avx512 {
         _mm_storeu_ps(p, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, s)));
     }
 
+    // for attention
+    static constexpr int score_rows    = 4;
+    static constexpr int value_vectors = 4;
+    static vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
+    static vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
+    static vf larger(vf a, vf b) { return _mm512_max_ps(a, b); }   // b where either is NaN
+    static vf smaller(vf a, vf b) { return _mm512_min_ps(a, b); }  // the same
+    static vf power_of_two(vi n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23)); }
+    static vf zero_where_below(vf y, vf x, float limit) { // y, but 0 where x < limit
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(limit), _CMP_NLT_UQ), y);
+    }
+    static vf where_equal(vf m, float value, vf other) { // value where m is the same, else other
+        return _mm512_mask_mov_ps(other, _mm512_cmp_ps_mask(m, all(value), _CMP_EQ_OQ), all(value));
+    }
+    // A sum in doubles of numbers each rounded to a multiple of 2^-32, as the last bit of 1.5 * 2^20 makes it.
+    using exact_sum = __m512d;
+    static exact_sum zero_sum() { return _mm512_setzero_pd(); }
+    static __m512d rounded(__m256 v) {
+        const __m512d to = _mm512_set1_pd(0x1.8p20);
+        return _mm512_sub_pd(_mm512_add_pd(_mm512_cvtps_pd(v), to), to);
+    }
+    static void add_rounded(exact_sum & s, vf v) {
+        s = _mm512_add_pd(s, _mm512_add_pd(rounded(_mm512_castps512_ps256(v)), rounded(_mm512_extractf32x8_ps(v, 1))));
+    }
+    static double total(exact_sum s) {
+        double x[8];
+        _mm512_storeu_pd(x, s);
+        return x[0] + x[1] + x[2] + x[3] + x[4] + x[5] + x[6] + x[7];
+    }
+
     // bytes
     static vi load_bytes(const uint8_t * p) { return _mm512_loadu_si512(p); }
     static vi all(int32_t x) { return _mm512_set1_epi32(x); }

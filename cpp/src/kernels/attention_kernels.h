@@ -1,0 +1,32 @@
+// What an instruction set offers for attention: steps on a block of keys, which attention.cpp puts together.
+#pragma once
+
+#include "ggml_cpu_private.h"
+
+namespace dspark::kernels {
+
+constexpr int block_keys = 32; // keys that are read into floats together
+
+struct attention_kernels {
+    // n numbers of a row of K or V as floats, filled up with zeros to width.
+    void (*to_float)(ggml_type type, const char * row, int64_t n, int64_t width, float * out);
+
+    // s[r * stride + j] = sum over i of q[r][i] k[j * width + i]  for a block of keys; every sum in the same order.
+    void (*scores)(const float * const * q, int n_rows, const float * k, int64_t width, float * s, int64_t stride);
+
+    // s = softcap tanh(scale s) + slope mask  for one row and a block of keys; a softcap of 0 is none.  Where mask is
+    // -inf, s becomes -inf whatever it was.
+    void (*finish)(float * s, const uint16_t * mask, float scale, float softcap, float slope);
+
+    // The largest score of a row in some blocks of keys; the order does not matter.
+    float (*largest)(const float * s, const int32_t * blocks, int n_blocks);
+
+    // p = exp(s - max)  for one row and a block of keys; returns their sum, each rounded to a multiple of 2^-32.  Doubles hold
+    // sums of up to 2^21 such numbers exactly, so these come out the same in any order and grouping.
+    double (*weights)(const float * s, float max, float * p);
+
+    // acc[r * width + i] += p[r * block_keys + j] v[j * width + i]  for the keys of a block, one after another.
+    void (*values)(const float * p, int n_rows, const float * v, int64_t width, float * acc);
+};
+
+} // namespace dspark::kernels
