@@ -2,6 +2,7 @@
 #include "depth.h"
 #include "draft_context.h"
 #include "gguf_file.h"
+#include "kernels/hook.h"
 #include "verify.h"
 
 #include <pybind11/numpy.h>
@@ -80,6 +81,60 @@ struct probe {
     }
 };
 
+// FLASH_ATTN_EXT as ggml-cpu computes it with n_threads: q (n_q, n_head, n_dk), k and v (n_kv, n_head_kv, n_dk or n_dv), mask (any, n_q, n_kv)
+// as bits of F16, sinks (n_head); gives (n_q, n_head, n_dv).
+floats attention(const floats & q, const floats & k, const floats & v, const py::object & mask, const py::object & sinks, float scale,
+                 float max_bias, float softcap, const std::string & type_k, const std::string & type_v, int n_threads) {
+    using halves = py::array_t<uint16_t, py::array::c_style | py::array::forcecast>;
+    ggml_context_ptr  tensors = new_meta_context(16), ops = new_meta_context(16, 16);
+    const auto        make    = [&](const py::array & a, ggml_type type) {
+        return ggml_new_tensor_3d(tensors.get(), type, a.shape(2), a.shape(1), a.shape(0));
+    };
+    ggml_tensor * tq = make(q, GGML_TYPE_F32);
+    ggml_tensor * tk = make(k, type_of(type_k));
+    ggml_tensor * tv = make(v, type_of(type_v));
+    ggml_tensor * tm = mask.is_none() ? nullptr : make(halves(mask), GGML_TYPE_F16);
+    ggml_tensor * ts = sinks.is_none() ? nullptr : ggml_new_tensor_1d(tensors.get(), GGML_TYPE_F32, floats(sinks).size());
+
+    const auto    turned = [&](ggml_tensor * t) { return ggml_permute(ops.get(), t, 0, 2, 1, 3); };
+    ggml_tensor * out    = ggml_flash_attn_ext(ops.get(), turned(tq), turned(tk), turned(tv), tm, scale, max_bias, softcap);
+    ggml_prec_set_acc(out, GGML_PREC_F32);
+    ggml_flash_attn_ext_add_sinks(out, ts);
+    ggml_set_output(out);
+    ggml_cgraph * graph = ggml_new_graph_custom(ops.get(), 16, false);
+    ggml_build_forward_expand(graph, out);
+
+    ggml_backend_dev_t cpu = find_device(nullptr);
+    buffer_ptr         buffer(ggml_backend_alloc_ctx_tensors_from_buft(tensors.get(), ggml_backend_dev_buffer_type(cpu)));
+    const auto         set = [](ggml_tensor * t, const floats & values) {
+        std::vector<char> rows(ggml_nbytes(t));
+        if (t->type == GGML_TYPE_F32) {
+            memcpy(rows.data(), values.data(), rows.size());
+        } else {
+            ggml_quantize_chunk(t->type, values.data(), rows.data(), 0, ggml_nelements(t) / t->ne[0], t->ne[0], nullptr);
+        }
+        ggml_backend_tensor_set(t, rows.data(), 0, rows.size());
+    };
+    set(tq, q);
+    set(tk, k);
+    set(tv, v);
+    if (tm) {
+        ggml_backend_tensor_set(tm, halves(mask).data(), 0, ggml_nbytes(tm));
+    }
+    if (ts) {
+        set(ts, floats(sinks));
+    }
+    backend_ptr    backend = new_backend(cpu, n_threads);
+    ggml_backend_t raw     = backend.get();
+    sched_ptr      sched(ggml_backend_sched_new(&raw, nullptr, 1, 32, false, false));
+    if (!ggml_backend_sched_alloc_graph(sched.get(), graph) || ggml_backend_sched_graph_compute(sched.get(), graph) != GGML_STATUS_SUCCESS) {
+        throw std::runtime_error("ggml could not compute the graph");
+    }
+    std::vector<float> result((size_t) ggml_nelements(out));
+    ggml_backend_tensor_get(out, result.data(), 0, ggml_nbytes(out));
+    return floats({q.shape(0), q.shape(1), v.shape(2)}, result.data());
+}
+
 } // namespace
 
 } // namespace dspark
@@ -107,6 +162,14 @@ PYBIND11_MODULE(dspark_probe, m) {
     m.def("argmax", [](const floats & values) { return argmax(values.data(), (int32_t) values.size()); });
     m.def("depth_by_confidence", &depth_by_confidence);
     m.attr("n_inject_rows") = n_inject_rows;
+
+    m.def("kernels", [](bool on) {
+        kernels::install(on ? kernels::mode::on : kernels::mode::off);
+        return kernels::get_state().n_attention;
+    });
+    m.def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(), py::arg("sinks") = py::none(),
+          py::arg("scale") = 1.0f, py::arg("max_bias") = 0.0f, py::arg("softcap") = 0.0f, py::arg("type_k") = "f16", py::arg("type_v") = "f16",
+          py::arg("n_threads") = 1);
 
     py::class_<verification>(m, "Verification")
         .def(py::init<std::vector<int32_t>>())

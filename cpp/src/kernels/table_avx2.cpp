@@ -3,6 +3,7 @@
 
 #if defined(__AVX2__)
 
+#    include "attention_kernel.h"
 #    include "plain_kernel.h"
 #    include "quant_kernel.h"
 #    include "vec_avx2.h"
@@ -11,7 +12,7 @@ namespace dspark::kernels {
 
 const kernel_table * table_avx2() {
     static const kernel_table table = [] {
-        kernel_table t{"avx2", avx2::lanes, avx2::q8_bias, {}};
+        kernel_table t{"avx2", avx2::lanes, avx2::q8_bias, attention_of<avx2>(), {}};
         fill_all_quant<avx2>(t);
         fill_all_plain<avx2>(t);
         return t;

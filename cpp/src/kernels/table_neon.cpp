@@ -3,6 +3,7 @@
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
+#    include "attention_kernel.h"
 #    include "plain_kernel.h"
 #    include "quant_kernel.h"
 #    include "vec_neon.h"
@@ -11,7 +12,7 @@ namespace dspark::kernels {
 
 const kernel_table * table_neon() {
     static const kernel_table table = [] {
-        kernel_table t{"neon", neon::lanes, neon::q8_bias, {}};
+        kernel_table t{"neon", neon::lanes, neon::q8_bias, attention_of<neon>(), {}};
         fill_all_quant<neon>(t);
         fill_all_plain<neon>(t);
         return t;

@@ -45,6 +45,31 @@ struct avx2 {
         _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
     }
 
+    // for attention
+    static constexpr int score_rows    = 2;
+    static constexpr int value_vectors = 2;
+    static vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
+    static vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
+    static vf larger(vf a, vf b) { return _mm256_max_ps(a, b); }
+    static vf smaller(vf a, vf b) { return _mm256_min_ps(a, b); }
+    static vf power_of_two(vi n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+    static vf zero_where_below(vf y, vf x, float limit) { return _mm256_and_ps(y, _mm256_cmp_ps(x, all(limit), _CMP_NLT_UQ)); }
+    static vf where_equal(vf m, float value, vf other) { return _mm256_blendv_ps(other, all(value), _mm256_cmp_ps(m, all(value), _CMP_EQ_OQ)); }
+    using exact_sum = __m256d;
+    static exact_sum zero_sum() { return _mm256_setzero_pd(); }
+    static __m256d rounded(__m128 v) {
+        const __m256d to = _mm256_set1_pd(0x1.8p20);
+        return _mm256_sub_pd(_mm256_add_pd(_mm256_cvtps_pd(v), to), to);
+    }
+    static void add_rounded(exact_sum & s, vf v) {
+        s = _mm256_add_pd(s, _mm256_add_pd(rounded(_mm256_castps256_ps128(v)), rounded(_mm256_extractf128_ps(v, 1))));
+    }
+    static double total(exact_sum s) {
+        double x[4];
+        _mm256_storeu_pd(x, s);
+        return x[0] + x[1] + x[2] + x[3];
+    }
+
     static vi load_bytes(const uint8_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static vi all(int32_t x) { return _mm256_set1_epi32(x); }
     static vi all4(const int8_t * p) {

@@ -44,6 +44,26 @@ struct neon {
 
     static void store_sums(float * p, vf a, vf b, vf c, vf d) { vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d))); }
 
+    // for attention
+    static constexpr int score_rows    = 4;
+    static constexpr int value_vectors = 4;
+    static vf add(vf a, vf b) { return vaddq_f32(a, b); }
+    static vf div(vf a, vf b) { return vdivq_f32(a, b); }
+    static vf larger(vf a, vf b) { return vmaxq_f32(a, b); } // NaN where either is
+    static vf smaller(vf a, vf b) { return vminq_f32(a, b); }
+    static vf power_of_two(vi n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(n, vdupq_n_s32(127)), 23)); }
+    static vf zero_where_below(vf y, vf x, float limit) {
+        return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, all(limit))));
+    }
+    static vf where_equal(vf m, float value, vf other) { return vbslq_f32(vceqq_f32(m, all(value)), all(value), other); }
+    using exact_sum = float64x2_t;
+    static exact_sum   zero_sum() { return vdupq_n_f64(0); }
+    static float64x2_t rounded(float64x2_t v) { return vsubq_f64(vaddq_f64(v, vdupq_n_f64(0x1.8p20)), vdupq_n_f64(0x1.8p20)); }
+    static void        add_rounded(exact_sum & s, vf v) {
+        s = vaddq_f64(s, vaddq_f64(rounded(vcvt_f64_f32(vget_low_f32(v))), rounded(vcvt_high_f64_f32(v))));
+    }
+    static double total(exact_sum s) { return vaddvq_f64(s); }
+
     static vi load_bytes(const uint8_t * p) { return whole(vld1q_u8(p)); }
     static vi all(int32_t x) { return vdupq_n_s32(x); }
     static vi all4(const int8_t * p) {
