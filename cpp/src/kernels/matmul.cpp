@@ -70,7 +70,8 @@ bool matmul_supported(const ggml_tensor * op) {
         op->op_params[1] != 0) { // a hint at a special matrix, for which ggml has a better way
         return false;
     }
-    if (ggml_nelements(op) == 0 || src0->ne[0] == 0 || src1->ne[2] % src0->ne[2] != 0 || src1->ne[3] % src0->ne[3] != 0) {
+    // no columns are fine: ggml never computes such a product, but asks who could, and packed weights have nobody else
+    if (ggml_nelements(src0) == 0 || src1->ne[2] % src0->ne[2] != 0 || src1->ne[3] % src0->ne[3] != 0) {
         return false;
     }
     if (is_packed(src0)) {
