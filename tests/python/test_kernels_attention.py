@@ -67,10 +67,9 @@ def in_doubles(
     return out
 
 
-def tensors(
-    n_q: int, n_kv: int, n_head: int, n_head_kv: int, n_dk: int, n_dv: int, seed: int = 0
-) -> tuple[Array, Array, Array]:
+def tensors(n_q: int, n_kv: int, shape: Shape, seed: int = 0) -> tuple[Array, Array, Array]:
     """Random q, k, v that F16 holds exactly."""
+    n_head, n_head_kv, n_dk, n_dv = shape
     random = np.random.default_rng(seed)
     shapes = (n_q, n_head, n_dk), (n_kv, n_head_kv, n_dk), (n_kv, n_head_kv, n_dv)
     q, k, v = (random.standard_normal(shape).astype(np.float16).astype(np.float32) for shape in shapes)
