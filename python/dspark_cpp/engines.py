@@ -52,8 +52,11 @@ class PlainEngine:
         """True if the logits that follow the sequence are at hand."""
         return not self.llm._requires_eval
 
-    def choose(self, sampler: Any, pending: int | None) -> int:
-        """Samples the next token; the one chosen before, if given, becomes part of the sequence first."""
+    def choose(self, sampler: Any, pending: int | None, n_after: int) -> int:
+        """Samples the next token; the one chosen before, if given, becomes part of the sequence first.
+
+        No more than n_after tokens will be wanted after it.
+        """
         if pending is not None:
             self.llm._eval_plainly([pending])
         return int(sampler.sample(self.llm._ctx, -1))
@@ -152,14 +155,15 @@ class DraftEngine(PlainEngine):
         # a pending token would be decoded first
         return self.session.logits_row is not None and self.session.pending is None
 
-    def choose(self, sampler: Any, pending: int | None) -> int:
+    def choose(self, sampler: Any, pending: int | None, n_after: int) -> int:
         llm = self.llm
         if pending is not None:
             if llm.n_tokens >= len(llm.input_ids):
                 raise errors.ContextFullError(f"the context of {len(llm.input_ids)} tokens is full")
             llm.input_ids[llm.n_tokens] = pending
             llm.n_tokens += 1
-        token = self.session.next(sampler, n_draft_max=llm.draft_n_max)
+        limit = n_after if llm.draft_n_max is None else min(n_after, llm.draft_n_max)
+        token = self.session.next(sampler, n_draft_max=limit)
         if llm._logits_all:
             llm.scores[llm.n_tokens - 1] = self.logits()
         return token

@@ -34,6 +34,9 @@ def generate(
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yields tokens; at each, the Llama's record holds the prompt and all yielded before this one."""
     engine, speculation = llm._engine, llm.speculation
+    n_wanted, llm._n_wanted = llm._n_wanted or 0, None
+    if n_wanted <= 0:
+        n_wanted = len(llm.input_ids)
     raised: list[BaseException] = []
     sampler = llm._init_sampler(logits_processor=relay(logits_processor, raised), **sampling)
     llm._sampler = sampler
@@ -43,6 +46,7 @@ def generate(
     if not len(todo) and not llm.n_tokens:
         raise errors.ArgumentError("the prompt is empty, expected at least one token")
     sequence = [*llm._input_ids.tolist(), *todo.tolist()]
+    n_prompt = len(sequence)
     pending: int | None = None
     epoch = llm._turns.epoch
     speculation.begin_call()
@@ -53,7 +57,8 @@ def generate(
                 pending = None
             elif pending is None:
                 restore_logits(llm, engine)
-            token = engine.choose(sampler, pending)
+            # drafts past the last token wanted would be verified for nothing
+            token = engine.choose(sampler, pending, max(0, n_wanted - len(sequence) + n_prompt - 1))
             if raised:
                 raise raised[0]
             if stopping_criteria is not None and stopping_criteria(llm._input_ids, latest_scores(llm, engine)):
@@ -63,6 +68,7 @@ def generate(
             sequence.append(token)
             if sent is not None and len(sent):
                 sequence += [int(t) for t in sent]
+                n_prompt += len(sent)
                 todo = as_tokens([token, *sent], "what was sent")
             if llm._turns.epoch != epoch:  # other calls have used the Llama since
                 engine = llm._engine

@@ -59,6 +59,9 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         FileError, FormatError: The draft cannot be read. MismatchError: It does not belong to the target.
     """
 
+    #: tokens that the completion which calls generate() next will take; None or 0: no limit
+    _n_wanted: int | None = None
+
     #: an evaluation callback for the context that __init__ is about to make
     _tap: FeatureTap | None = None
 
@@ -299,9 +302,12 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     ) -> Any:
         if logits_processor is not None and logit_bias is not None:
             logits_processor = _Extensible(logits_processor)
-        return self._turns.serve(
-            super()._create_completion(*args, logits_processor=logits_processor, logit_bias=logit_bias, **kwargs)
-        )
+        kwargs |= {"logits_processor": logits_processor, "logit_bias": logit_bias}
+        return self._turns.serve(self._completion(super()._create_completion(*args, **kwargs), kwargs))
+
+    def _completion(self, completion: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+        self._n_wanted = arguments.get("max_tokens")  # for the generate() that the base is about to call
+        yield from completion
 
     # --- state --------------------------------------------------------------------------------------------------------
 

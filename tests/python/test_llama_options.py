@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError
-from scripted import PROMPT, constant
+from scripted import PROMPT, constant, copying
 from test_recurrent_targets import write_hybrid
 from tiny_mamba import write_mamba
 
@@ -354,3 +354,16 @@ def test_from_pretrained_refuses_half_a_draft(hub: list[tuple[str, str]]) -> Non
         Llama.from_pretrained("some/model", "model*.gguf", draft_repo_id="some/draft", **SETTINGS)
     with pytest.raises(ValueError, match="No file found"):
         Llama.from_pretrained("some/model", "model*.gguf", draft_filename="none*", **SETTINGS)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9, 20])
+def test_no_drafts_are_verified_past_max_tokens(
+    n: int, paths: tuple[str, str], opened: Callable[..., Any], continuation: Callable[..., list[int]]
+) -> None:
+    text = continuation("target-qwen3", PROMPT, 40)
+    llm = opened(paths[0], draft=copying([*PROMPT, *text]))
+    result = llm.create_completion(PROMPT, max_tokens=n, temperature=0.0)
+    assert result["usage"]["completion_tokens"] == n
+    last = llm.speculation.last
+    assert last.draft_n == last.draft_n_accepted == n - 1 - last.n_rounds
+    assert len(take(llm, 20)) == 20 and llm.speculation.last.draft_n >= 19 - 3, "the limit was that of one completion"
