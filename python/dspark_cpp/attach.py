@@ -6,13 +6,10 @@ from typing import Any
 
 import llama_cpp
 import llama_cpp.llama
-import numpy as np
-from llama_cpp.llama_tokenizer import LlamaTokenizer
 
 from . import errors
 from ._native import BaseLlama, require_llama
 from .draft_settings import DraftSettings, refuse_typos
-from .incremental_tokenizer import IncrementalTokenizer
 from .llama import Llama
 
 __all__ = ["attach", "detach", "install", "uninstall"]
@@ -43,9 +40,13 @@ def attach(llm: Any, draft: Any, **settings: Any) -> Llama:
                 raise
         return llm
     original = type(llm)
+    found = {name: vars(llm)[name] for name in ("draft_model", "_logits_all", "scores", "tokenizer_")}
     # a class that somebody derived from the base keeps what it has overridden
     llm.__class__ = Llama if original is BaseLlama else type(original.__name__, (Llama, original), {})
-    llm._attached_to = original
+    llm._attached_to = original, found
+    # the base sets it for a draft model of its own kind, and makes rows for what was asked
+    if found["draft_model"] is not None and len(llm.scores) < llm._n_ctx:
+        llm._logits_all = False
     try:
         llm._begin(wanted)
     except BaseException:
@@ -68,14 +69,10 @@ def detach(llm: Llama) -> Any:
 
 def _restore(llm: Any) -> None:
     """Undoes what attach() did to an object of the base."""
-    llm.__class__ = llm.__dict__.pop("_attached_to")
-    for name in ("_turns", "_engine", "_settings", "_draft", "speculation"):
+    llm.__class__, found = llm.__dict__.pop("_attached_to")
+    for name in ("_turns", "_engine", "_settings", "_draft", "_n_wanted", "speculation"):
         llm.__dict__.pop(name, None)
-    llm.draft_model = None
-    if type(llm.tokenizer_) is IncrementalTokenizer:
-        llm.tokenizer_ = LlamaTokenizer(llm)
-    if not llm._logits_all:
-        llm.scores = np.ndarray((llm.n_batch, llm._n_vocab), np.single)
+    vars(llm).update(found)
 
 
 def install() -> None:

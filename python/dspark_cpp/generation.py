@@ -40,7 +40,7 @@ def generate(
     raised: list[BaseException] = []
     sampler = llm._init_sampler(logits_processor=relay(logits_processor, raised), **sampling)
     llm._sampler = sampler
-    ids = as_tokens(prompt, "the prompt")
+    ids = as_tokens(prompt if isinstance(prompt, np.ndarray) else list(prompt), "the prompt")
     engine.follow(trusting=not reset)
     todo = reuse_prefix(llm, engine, ids) if reset else ids
     if not len(todo) and not llm.n_tokens:

@@ -13,7 +13,8 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from llama_cpp.llama_tokenizer import LlamaTokenizer
 
-from . import errors, state
+from . import errors
+from . import state as saved
 from ._native import BaseLlama
 from ._native import tokens as as_tokens
 from .draft import Draft
@@ -119,10 +120,9 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         if type(self.tokenizer_) is LlamaTokenizer:  # not a special one of the caller's
             self.tokenizer_ = IncrementalTokenizer(self)
         n_ctx = self._n_ctx  # which the base's own buffers fall short of where llama.cpp has rounded it up
-        if len(self.input_ids) != n_ctx:
-            ids = np.zeros(n_ctx, np.intc)
-            ids[: self.n_tokens] = self.input_ids[: self.n_tokens]
-            self.input_ids = ids
+        ids = np.zeros(n_ctx, np.intc)  # the base's are whatever was in memory, and are handed out for images
+        ids[: self.n_tokens] = self.input_ids[: self.n_tokens]
+        self.input_ids = ids
         if not self._logits_all:
             # the last row is all that anyone may ask for
             self.scores = np.zeros((1, self._n_vocab), np.single)
@@ -315,12 +315,12 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         """The sequence, with the draft's side of it; a plain llama_cpp.Llama can load it too."""
         with self._turns.call():
             self._engine.settle()
-            return state.save(self, super().save_state())
+            return saved.save(self, super().save_state())
 
-    def load_state(self, state_: llama_cpp.LlamaState) -> None:
+    def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Takes back a saved sequence; one saved without a draft, or with another, makes the draft begin anew."""
         with self._turns.call():
-            state.load(self, state_)
+            saved.load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         settings = {**self._settings.as_keywords(), "draft_n_max": self.draft_n_max}

@@ -131,9 +131,7 @@ def test_b17_c13_an_end_at_any_place_of_an_accepted_block_ends_text_and_caches(
     assert llm._engine.session.n_draft_past == len(PROMPT) + n
 
 
-def test_c13_an_end_that_was_drafted_wrongly_ends_nothing(
-    paths: tuple[str, str], opened: Callable[..., Any]
-) -> None:
+def test_c13_an_end_that_was_drafted_wrongly_ends_nothing(paths: tuple[str, str], opened: Callable[..., Any]) -> None:
     llm = opened(paths[0], draft=constant(257))
     assert llm.token_eos() == 257
     result = llm.create_completion(PROMPT, max_tokens=30, temperature=0.0)

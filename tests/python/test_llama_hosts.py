@@ -226,6 +226,17 @@ def test_attach_that_fails_leaves_the_object_alone(
         detach(plain)
 
 
+def test_attach_replaces_a_stock_draft_model_and_detach_gives_it_back(paths: tuple[str, str], plain: Any) -> None:
+    lookup = llama_cpp.llama_speculative.LlamaPromptLookupDecoding()
+    llm = llama_cpp.Llama(paths[0], draft_model=lookup, **{**SETTINGS, "n_batch": 64})
+    attach(llm, paths[1])
+    assert llm._logits_all is False and take(llm, PROMPT, 60) == take(plain, PROMPT, 60)
+    detach(llm)
+    assert llm.draft_model is lookup and llm._logits_all is True and llm.scores.shape == (64, 320)
+    assert take(llm, PROMPT[:10], 10) == take(plain, PROMPT[:10], 10)
+    llm.close()
+
+
 def test_attach_works_on_a_target_that_was_opened_with_a_tap(paths: tuple[str, str], plain: Any) -> None:
     llm = open_target(paths[0], **SETTINGS)
     attach(llm, paths[1])
