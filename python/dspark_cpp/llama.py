@@ -305,7 +305,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         kwargs |= {"logits_processor": logits_processor, "logit_bias": logit_bias}
         return self._turns.serve(self._completion(super()._create_completion(*args, **kwargs), kwargs))
 
-    def _completion(self, completion: Any, arguments: dict[str, Any]) -> Iterator[Any]:
+    def _completion(self, completion: Any, arguments: dict[str, Any]) -> Generator[Any, None, None]:
         self._n_wanted = arguments.get("max_tokens")  # for the generate() that the base is about to call
         yield from completion
 
