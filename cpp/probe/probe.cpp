@@ -164,7 +164,7 @@ PYBIND11_MODULE(dspark_probe, m) {
     m.attr("n_inject_rows") = n_inject_rows;
 
     m.def("kernels", [](bool on) {
-        kernels::install(on ? kernels::mode::on : kernels::mode::off);
+        kernels::install(on ? kernels::mode::on : kernels::mode::off, 0);
         return kernels::get_state().n_attention;
     });
     m.def("attention", &attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(), py::arg("sinks") = py::none(),
