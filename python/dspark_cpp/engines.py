@@ -122,11 +122,10 @@ class DraftEngine(PlainEngine):
     def append(self, tokens: npt.NDArray[np.int32]) -> None:
         llm = self.llm
         if len(tokens) and self._last_position() + 1 < llm.n_tokens:
-            # behind an image whose positions are fewer than its tokens only the base can go on; a token is left for the
-            # session, which then has logits
-            llm._eval_plainly(tokens[:-1].tolist() or tokens.tolist())
+            # behind an image, whose last position may be less than its tokens, only the base can go on
+            llm._eval_plainly(tokens.tolist())
             self.follow(trusting=True)
-            tokens = tokens[1:][-1:]
+            return
         for i in range(0, len(tokens), llm.n_batch):
             batch = tokens[i : i + llm.n_batch]
             first = llm.n_tokens
@@ -145,7 +144,7 @@ class DraftEngine(PlainEngine):
 
     def keep(self, n: int) -> bool:
         if n > self.session.n_tokens:
-            return False  # of an image
+            return n == int(self.llm.n_tokens)  # behind an image there is nothing to cut
         self.session.rewind(n)
         self.llm.n_tokens = n
         self.llm._requires_eval = True
@@ -157,11 +156,15 @@ class DraftEngine(PlainEngine):
 
     def choose(self, sampler: Any, pending: int | None, n_after: int) -> int:
         llm = self.llm
-        if pending is not None:
+        if pending is not None and pending != self.session.pending:
+            self.append(np.array([pending], np.int32))
+        elif pending is not None:
             if llm.n_tokens >= len(llm.input_ids):
                 raise errors.ContextFullError(f"the context of {len(llm.input_ids)} tokens is full")
             llm.input_ids[llm.n_tokens] = pending
             llm.n_tokens += 1
+        if self.session.logits_row is None and pending is None:
+            return super().choose(sampler, None, 0)  # the base has decoded
         limit = n_after if llm.draft_n_max is None else min(n_after, llm.draft_n_max)
         token = self.session.next(sampler, n_draft_max=limit)
         if llm._logits_all:
@@ -170,8 +173,7 @@ class DraftEngine(PlainEngine):
 
     def logits(self) -> Row:
         row = self.session.logits_row
-        assert row is not None, "a token has just been chosen from it"
-        return self._row(row)
+        return self._row(-1 if row is None else row)
 
     def settle(self) -> None:
         if not self.session.closed:

@@ -74,6 +74,8 @@ class Turns:
     def _release(self, owner: _Owner) -> None:
         if self._owner() is owner:
             self._owner = lambda: None
+            with self._changed:
+                self._changed.notify_all()
 
     @contextmanager
     def call(self) -> Iterator[None]:

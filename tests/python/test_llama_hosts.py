@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from dspark_cpp import ArgumentError, Llama, MismatchError, attach, detach, install, open_target, uninstall
 from scripted import PROMPT
+from tiny_mrope import decode_image, write_mrope
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
@@ -98,26 +99,52 @@ def test_a_host_that_assigns_the_record_is_believed(llm: Llama, plain: Any, capl
     assert "the draft goes on from position 25" in caplog.text
 
 
-def test_b6_an_image_whose_positions_are_fewer_than_its_tokens_leaves_text_and_drafting_possible(
-    llm: Llama, plain: Any
-) -> None:
-    """M-RoPE: the memory ends before n_tokens. Never written ids stand for the image."""
+@pytest.fixture(scope="module")
+def images(tiny_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_mrope(tiny_path("target-qwen3"), tmp_path_factory.mktemp("mrope") / "qwen2vl.gguf"))
+
+
+@pytest.mark.parametrize("after", ["text, evaluated", "text, in the prompt", "one token", "one token, evaluated"])
+def test_b6_text_behind_an_image_is_the_same_and_drafted_for(after: str, images: str) -> None:
+    """Its rows stand at one position, and the next text behind a grid: the memory ends before n_tokens says."""
+
+    class Drafter:
+        n_draft_max = 4
+        target_layers = (1,)
+        appended: list[int] = []
+        n_proposed = 0
+
+        def propose(self, anchor: int, position: int, n_max: int) -> list[int]:
+            self.n_proposed += 1
+            return [7] * n_max
+
+        def append(self, features: Any, position: int) -> None:
+            self.appended += range(position, position + len(features))
+
+        def rewind(self, n_past: int) -> None:
+            pass
+
+    drafter = Drafter()
+    tokens = PROMPT[10:11] if after.startswith("one") else PROMPT[10:20]
     results = []
-    for one in (plain, llm):
-        one.reset()
-        one._ctx.kv_cache_clear()
-        one.eval(PROMPT[:10])
-        decode(one, [65, 66, 67], 10)  # three rows of an "image" ...
-        one.input_ids[10:16] = [-1, -1, 99999, 0, 0, 0]
-        one.n_tokens = 16  # ... after which the next position is said to be 16
-        try:
-            one.eval(PROMPT[16:])
-        except RuntimeError as exception:
-            results.append(str(exception))
-            continue
-        prompt = one.input_ids[: one.n_tokens].tolist()
-        results.append(take(one, prompt, 30))
+    for one in (llama_cpp.Llama(images, **SETTINGS), Llama(images, draft=drafter, **SETTINGS)):
+        for _ in range(2):
+            one.reset()
+            one._ctx.kv_cache_clear()
+            one.input_ids[:30] = 0  # the base's are whatever was in memory
+            one.eval(PROMPT[:10])
+            decode_image(one, 6, 4)
+            prompt = [*one.input_ids[: one.n_tokens].tolist(), *tokens]
+            if after.endswith("evaluated"):
+                one.eval(tokens)
+            results.append((take(one, prompt, 40), one.n_tokens, one._input_ids.tolist()[16:]))
+        results.append((take(one, PROMPT, 20), one.n_tokens, []))
+        one.close()
+    assert results[:3] == results[3:]
     assert results[0] == results[1]
+    assert drafter.n_proposed > 70
+    first = drafter.appended[10:40]  # behind the text before the image
+    assert first[0] >= 16 and first == list(range(first[0], first[0] + len(first))), "consecutive, none the image's"
 
 
 @pytest.mark.parametrize("what", ["cleared", "shortened", "lengthened"])
