@@ -138,7 +138,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         """Drafts with these settings from now on; the sequence stays."""
         old = self.__dict__.get("_engine")
         if isinstance(old, DraftEngine):
-            old.settle()
+            old.follow(trusting=True)
             old.session.close()
         self._settings = settings
         self._draft: Draft | Drafter | LlamaDraftModel | None = None
@@ -314,7 +314,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     def save_state(self) -> llama_cpp.LlamaState:
         """The sequence, with the draft's side of it; a plain llama_cpp.Llama can load it too."""
         with self._turns.call():
-            self._engine.settle()
+            self._engine.follow(trusting=True)
             return saved.save(self, super().save_state())
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:

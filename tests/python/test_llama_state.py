@@ -153,6 +153,22 @@ def test_a_state_saved_between_two_tokens_is_of_what_was_yielded(
         assert take(llm, [*PROMPT, *want[:n]], 20) == want[n : n + 20]
 
 
+def test_a_state_saved_after_reset_is_of_no_tokens(paths: tuple[str, str], opened: Callable[..., Any]) -> None:
+    """What the draft's side still held came back into n_tokens."""
+    llm = opened(Llama, paths[0], draft=paths[1])
+    take(llm, PROMPT, 10)
+    llm.reset()
+    state = llm.save_state()
+    assert llm.n_tokens == state.n_tokens == 0
+    take(llm, OTHER, 5)
+    llm.load_state(state)
+    assert llm.n_tokens == 0
+    take(llm, PROMPT, 10)
+    llm.reset()
+    llm.draft_model = None
+    assert llm.n_tokens == 0
+
+
 @pytest.mark.parametrize("kind", ["RAM", "disk"])
 def test_caches_hit_and_change_nothing(
     kind: str, paths: tuple[str, str], opened: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
