@@ -186,6 +186,8 @@ import numpy as np
 from dspark_cpp import Llama
 
 faulthandler.dump_traceback_later(50, exit=True)
+# one that comes inside of a __del__ (the base's samplers have one) is Python's to forget
+sys.unraisablehook = lambda u: None if u.exc_type is KeyboardInterrupt else sys.__unraisablehook__(u)
 draft, prompt, text = json.loads(sys.argv[2])
 llm = Llama(sys.argv[1], draft=draft, n_ctx=512, n_batch=16, n_threads=1, n_threads_batch=1, verbose=False)
 due = 0
