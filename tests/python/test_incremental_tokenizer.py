@@ -276,7 +276,7 @@ def test_the_tokenizer_of_a_closed_model_is_refused_where_the_base_crashes(
         ours.detokenize([6])
 
 
-def test_a_llama_of_ours_has_it_unless_it_was_given_another_class_of_tokenizer(
+def test_our_llama_has_it_unless_it_was_given_another_class_of_tokenizer(
     tiny_path: Callable[[str], Path],
 ) -> None:
     path = str(tiny_path("target-qwen3"))

@@ -16,7 +16,7 @@ from .. import __version__, errors
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor")
+_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor", "serve")
 
 
 class _Version(argparse.Action):
@@ -47,7 +47,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    args.rest = rest
+    if rest and not getattr(args, "passes_on", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code = args.func(args)
         sys.stdout.flush()

@@ -1,0 +1,160 @@
+"""What a request's generation took and what drafting brought, put into its response as ``timings``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..stats import Stats
+
+__all__ = ["Timings", "TimingsMiddleware", "current"]
+
+log = logging.getLogger("dspark_cpp")
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+
+
+@dataclass
+class Timings:
+    """Counts of one request, which may generate more than once. Times are in seconds, and exclude waiting.
+
+    ``prompt_s`` is the time to the first token, ``predicted_s`` that of the tokens after it.
+    """
+
+    model: str = ""
+    n_calls: int = 0
+    prompt_n: int = 0
+    prompt_s: float = 0.0
+    predicted_n: int = 0
+    predicted_s: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+    n_rounds_drafted: int = 0
+    n_drafted_at: Counter[int] = field(default_factory=Counter)
+    n_accepted_at: Counter[int] = field(default_factory=Counter)
+
+    def add_draft(self, stats: Stats) -> None:
+        self.draft_n += stats.draft_n
+        self.draft_n_accepted += stats.draft_n_accepted
+        self.n_rounds_drafted += stats.n_rounds_drafted
+        self.n_drafted_at.update(dict(enumerate(stats.n_drafted_at)))
+        self.n_accepted_at.update(dict(enumerate(stats.n_accepted_at)))
+
+    def as_dict(self) -> dict[str, float]:
+        """Under the names of llama.cpp's server."""
+        n_later = self.predicted_n - self.n_calls
+        return {
+            "prompt_ms": round(self.prompt_s * 1e3, 3),
+            "predicted_n": self.predicted_n,
+            "predicted_ms": round(self.predicted_s * 1e3, 3),
+            "predicted_per_second": round(n_later / self.predicted_s, 3) if n_later > 0 else 0.0,
+            "draft_n": self.draft_n,
+            "draft_n_accepted": self.draft_n_accepted,
+        }
+
+
+#: of the request being served: threads that work for it see it too
+current: ContextVar[Timings | None] = ContextVar("dspark_cpp_timings", default=None)
+
+
+class TimingsMiddleware:
+    """Gives each completion its Timings, and writes them into the answer: the JSON object, or a stream's last event.
+
+    FastAPI cuts what its response models do not know, and chat handlers rebuild what a completion returns, so this is
+    done from outside. OpenAI clients keep unknown fields of a response. A stream that fails ends with an event that
+    says so, where llama_cpp's just breaks off.
+    """
+
+    def __init__(self, app: Any, started: Callable[[], None], finished: Callable[[Timings], None]) -> None:
+        self._app = app
+        self._started = started
+        self._finished = finished
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith("/completions"):
+            await self._app(scope, receive, send)
+            return
+        timings = Timings()
+        answer = _Answer(send, timings)
+        token = current.set(timings)
+        self._started()
+        try:
+            await self._app(scope, receive, answer.send)
+            await answer.close()
+        except Exception as exc:
+            if not answer.streams:
+                raise
+            await answer.fail(exc)
+        finally:
+            current.reset(token)
+            self._finished(timings)
+
+
+class _Answer:
+    """The messages of one response on their way out."""
+
+    def __init__(self, send: Send, timings: Timings) -> None:
+        self._send = send
+        self._timings = timings
+        self._start: Message = {}
+        self._body = b""
+        self._closing = False
+        self.streams = False
+
+    async def close(self) -> None:
+        if self._closing:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = dict(message["headers"]).get(b"content-type", b"")
+            self.streams = kind.startswith(b"text/event-stream")
+            self._start = message
+            if self.streams:
+                await self._send(message)
+        elif message["type"] != "http.response.body":
+            await self._send(message)
+        elif self.streams:
+            self._closing = not message.get("more_body", False)  # held back: an error may follow
+            await self._send({**message, "body": self._event(message.get("body", b"")), "more_body": True})
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._whole()
+
+    async def _whole(self) -> None:
+        body = self._with_timings(self._body)
+        headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self._send({**self._start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _event(self, body: bytes) -> bytes:
+        if not body.startswith(b"data: {"):
+            return body
+        data = body.rstrip()
+        return b"data: " + self._with_timings(data[6:]) + body[len(data) :]
+
+    def _with_timings(self, body: bytes) -> bytes:
+        """The JSON object with timings, if it ends a completion."""
+        try:
+            answer = json.loads(body)
+            ended = answer["choices"][0]["finish_reason"] is not None
+        except (ValueError, LookupError, TypeError):  # an error report
+            return body
+        return json.dumps({**answer, "timings": self._timings.as_dict()}).encode() if ended else body
+
+    async def fail(self, exc: Exception) -> None:
+        while hasattr(exc, "exceptions"):  # an ExceptionGroup, of a package before Python 3.11
+            exc = exc.exceptions[0]
+        log.error("a stream failed: %s", exc, exc_info=exc)
+        detail = getattr(exc, "detail", None) or str(exc) or type(exc).__name__
+        error = {"message": detail, "type": "internal_server_error", "param": None, "code": None}
+        event = f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n"
+        await self._send({"type": "http.response.body", "body": event.encode(), "more_body": False})
