@@ -99,36 +99,44 @@ void matmul_compute(const ggml_compute_params & params, ggml_tensor * op) {
         ggml_private.barrier(params.threadpool);
     }
 
-    // rows in chunks: where columns pass in many tiles, of a size that stays in the first cache meanwhile
+    // Rows are handed out in chunks; within one they go in blocks that stay in the first cache while all tiles pass.  Where float
+    // weights meet few tiles the block is no longer than what the kernel fetches ahead: the next one arrives while the last tile
+    // computes.
     const bool    packed    = is_packed(p.src0);
     const size_t  stride    = packed ? tile_bytes(p.src0->type, kernels.n_rows, p.n_k) : p.src0->nb[1];
     const int64_t group     = kernels.n_rows;
     const size_t  row_bytes = packed ? stride / (size_t) group : (size_t) p.n_k * p.src0->nb[0];
     const int64_t n_groups  = (p.n_rows + group - 1) / group;
     const size_t  all_bytes = (size_t) (p.n_rows * p.n_slices) * row_bytes;
-    const size_t  wanted    = std::clamp<size_t>(all_bytes / (size_t) (4 * params.nth), 8 << 10, (p.n_tiles > 1 ? 32 : 256) << 10);
+    const size_t  wanted    = std::clamp<size_t>(all_bytes / (size_t) (4 * params.nth), 8 << 10, 256 << 10);
     const int64_t per_chunk = std::max<int64_t>(1, (int64_t) (wanted / ((size_t) group * row_bytes)));
+    const size_t  in_cache  = p.n_tiles == 1 ? wanted : !packed && p.n_tiles <= 4 ? 8 << 10 : 32 << 10;
+    const int64_t block     = std::max<int64_t>(1, (int64_t) (in_cache / ((size_t) group * row_bytes))) * group;
     const int64_t n_chunks  = (n_groups + per_chunk - 1) / per_chunk;
 
     chunk_counter counter(op);
     for (int64_t chunk = counter.take(); chunk < n_chunks * p.n_slices; chunk = counter.take()) {
-        const int64_t slice = chunk / n_chunks;
-        const int64_t row0  = chunk % n_chunks * per_chunk * group;
-        tile_args     args{};
-        args.weights = static_cast<const char *>(p.src0->data) + (size_t) (slice % p.src0->ne[2]) * p.src0->nb[2] +
-                       (size_t) (slice / p.src0->ne[2]) * p.src0->nb[3] + (size_t) (packed ? row0 / group : row0) * stride;
-        args.stride  = stride;
-        args.n_rows  = std::min(per_chunk * group, p.n_rows - row0);
-        args.n_k     = p.n_k;
-        for (int64_t tile = 0; tile < p.n_tiles; ++tile) {
-            float *       out[max_cols];
-            const int64_t first = p.tile_begin(tile), n = p.tile_begin(tile + 1) - first;
-            for (int64_t c = 0; c < n; ++c) {
-                out[c] = reinterpret_cast<float *>(static_cast<char *>(p.dst->data) + p.offset(p.dst, slice, first + c)) + row0;
+        const int64_t slice  = chunk / n_chunks;
+        const int64_t begin  = chunk % n_chunks * per_chunk * group;
+        const int64_t end    = std::min(begin + per_chunk * group, p.n_rows);
+        const char *  matrix = static_cast<const char *>(p.src0->data) + (size_t) (slice % p.src0->ne[2]) * p.src0->nb[2] +
+                              (size_t) (slice / p.src0->ne[2]) * p.src0->nb[3];
+        for (int64_t row0 = begin; row0 < end; row0 += block) {
+            tile_args args{};
+            args.weights = matrix + (size_t) (packed ? row0 / group : row0) * stride;
+            args.stride  = stride;
+            args.n_rows  = std::min(block, end - row0);
+            args.n_k     = p.n_k;
+            for (int64_t tile = 0; tile < p.n_tiles; ++tile) {
+                float *       out[max_cols];
+                const int64_t first = p.tile_begin(tile), n = p.tile_begin(tile + 1) - first;
+                for (int64_t c = 0; c < n; ++c) {
+                    out[c] = reinterpret_cast<float *>(static_cast<char *>(p.dst->data) + p.offset(p.dst, slice, first + c)) + row0;
+                }
+                args.activations = activations + (size_t) (slice * p.n_cols + first) * p.col_bytes;
+                args.out         = out;
+                kernels.tile[n - 1](args);
             }
-            args.activations = activations + (size_t) (slice * p.n_cols + first) * p.col_bytes;
-            args.out         = out;
-            kernels.tile[n - 1](args);
         }
     }
     counter.leave(params.nth);
