@@ -50,8 +50,8 @@ cross: $(VENV)/.base
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	    -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	    '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu'
-	$(BIN)/cmake --build build/arm --target dspark test_kernel_tables
-	cd build/arm && $(abspath $(BIN))/ctest -R kernel_tables --output-on-failure
+	$(BIN)/cmake --build build/arm --target dspark test_kernel_tables test_attention_steps
+	cd build/arm && $(abspath $(BIN))/ctest -R "kernel_tables|attention_steps" --output-on-failure
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/round_cost.py

@@ -133,15 +133,9 @@ struct pass {
 
     // A block of K or V of a head as floats: n numbers of each row from number i on.
     void read_block(const ggml_tensor * t, int64_t head_kv, int64_t block, int64_t i, int64_t n, int64_t width) {
-        const char * row = static_cast<const char *>(t->data) + (size_t) (block * block_keys) * t->nb[1] + (size_t) head_kv * t->nb[2] +
-                           (size_t) batch * t->nb[3] + (size_t) (i / ggml_blck_size(t->type)) * t->nb[0];
-        for (int64_t j = 0; j < block_keys; ++j, row += t->nb[1]) {
-            if (j < a.keys_of(block)) {
-                a.kernels.to_float(t->type, row, n, width, floats + j * width);
-            } else {
-                memset(floats + j * width, 0, (size_t) width * sizeof(float));
-            }
-        }
+        const char * rows = static_cast<const char *>(t->data) + (size_t) (block * block_keys) * t->nb[1] + (size_t) head_kv * t->nb[2] +
+                            (size_t) batch * t->nb[3] + (size_t) (i / ggml_blck_size(t->type)) * t->nb[0];
+        a.kernels.read(t->type, rows, t->nb[1], a.keys_of(block), n, width, floats);
     }
 
     void score() {

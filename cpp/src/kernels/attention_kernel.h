@@ -30,7 +30,7 @@ template <class I> struct attention_steps {
         }
     }
 
-    static void to_float(ggml_type type, const char * row, int64_t n, int64_t width, float * out) {
+    static void read_row(ggml_type type, const char * row, int64_t n, int64_t width, float * out) {
         switch (type) {
             case GGML_TYPE_F16: widen(reinterpret_cast<const uint16_t *>(row), n, width, out, I::load_f16); break;
             case GGML_TYPE_BF16: widen(reinterpret_cast<const uint16_t *>(row), n, width, out, I::load_bf16); break;
@@ -39,6 +39,19 @@ template <class I> struct attention_steps {
                 ggml_get_type_traits(type)->to_float(row, out, n);
                 memset(out + n, 0, (size_t) (width - n) * sizeof(float));
         }
+    }
+
+    // Short pieces with gaps between them: the processor fetches none of them ahead by itself.
+    static void read(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out) {
+        constexpr size_t ahead  = block_keys;
+        const size_t     length = ggml_row_size(type, n);
+        for (int64_t r = 0; r < n_rows; ++r, rows += stride, out += width) {
+            for (size_t at = 0; at < length; at += 64) {
+                I::prefetch(rows + ahead * stride + at);
+            }
+            read_row(type, rows, n, width, out);
+        }
+        memset(out, 0, (size_t) ((block_keys - n_rows) * width) * sizeof(float));
     }
 
     // Four keys and n_rows queries at a time: lane by lane along the row, lanes added up at its end.
@@ -182,7 +195,7 @@ template <class I> struct attention_steps {
 
 template <class I> const attention_kernels * attention_of() {
     using steps = attention_steps<I>;
-    static constexpr attention_kernels kernels{steps::to_float, steps::scores, steps::finish, steps::largest, steps::weights, steps::values};
+    static constexpr attention_kernels kernels{steps::read, steps::scores, steps::finish, steps::largest, steps::weights, steps::values};
     return &kernels;
 }
 

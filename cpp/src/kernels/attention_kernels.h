@@ -8,8 +8,9 @@ namespace dspark::kernels {
 constexpr int block_keys = 32; // keys that are read into floats together
 
 struct attention_kernels {
-    // n numbers of a row of K or V as floats, filled up with zeros to width.
-    void (*to_float)(ggml_type type, const char * row, int64_t n, int64_t width, float * out);
+    // A block of K or V as floats: the first n numbers, filled up with zeros to width, of rows that lie stride bytes apart, and
+    // zeros for the rows that are missing behind the n_rows that there are.
+    void (*read)(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out);
 
     // s[r * stride + j] = sum over i of q[r][i] k[j * width + i]  for a block of keys; every sum in the same order.
     void (*scores)(const float * const * q, int n_rows, const float * k, int64_t width, float * s, int64_t stride);
