@@ -79,7 +79,7 @@ def read_bandwidth(n_threads: int) -> float:
 
 
 def undisturbed(times: list[tuple[float, float]], n_threads: int) -> list[tuple[float, float]]:
-    """Of (wall, processor) seconds those in which our threads, which spin while they wait, had the processors for themselves."""
+    """Of (wall, processor) seconds those in which our threads, which spin while they wait, had the processors alone."""
     clean = [t for t in times if t[1] > 0.95 * n_threads * t[0]]
     return clean if len(clean) >= 3 else times
 

@@ -52,6 +52,7 @@ static void test_before_bind(void) {
     draft = POISON;
     ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_draft_inspect(DRAFT, &draft));
     ASSERT(draft == NULL);
+    ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_kernels_install(DSPARK_KERNELS_AUTO, 0));
     ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_feature_tap_create(&tap));
     ASSERT(tap == NULL);
     ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_create(some_context, NULL, NULL, &session));
@@ -129,6 +130,24 @@ static void test_devices(void) {
 }
 
 /* NULL in every place of every function. */
+/* Before the first draft: its weights lie in the kernels' memory, and outlive the switch. */
+static void test_kernels(void) {
+    dspark_kernels_state state = {0};
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_kernels_get_state(NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_kernels_get_state(&state));
+    state.struct_size = sizeof(state);
+    ASSERT_OK(dspark_kernels_get_state(&state));
+    ASSERT(!state.active && !state.packs_weights && strcmp(state.reason, "the kernels were not installed") == 0 && state.isa[0] == '\0');
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_kernels_install(3, 0));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_kernels_install(-1, 0));
+    ASSERT_OK(dspark_kernels_install(DSPARK_KERNELS_AUTO, 0));
+    ASSERT_OK(dspark_kernels_get_state(&state));
+    ASSERT(state.active ? state.isa[0] != '\0' : state.reason[0] != '\0');
+    ASSERT_OK(dspark_kernels_install(DSPARK_KERNELS_AUTO, UINT64_MAX - 1));
+    ASSERT_OK(dspark_kernels_get_state(&state));
+    ASSERT_OK(dspark_kernels_install(DSPARK_KERNELS_AUTO, 0));
+}
+
 static void test_nulls(dspark_draft * draft) {
     const float           features[64] = {0};
     float                 logits[64];
@@ -390,6 +409,7 @@ int main(void) {
     test_before_bind();
     test_bind();
     test_devices();
+    test_kernels();
     ASSERT_OK(dspark_draft_load(DRAFT, NULL, &draft));
     test_nulls(draft);
     test_struct_sizes(draft);
