@@ -126,7 +126,7 @@ typedef enum dspark_kernels_mode {
 } dspark_kernels_mode;
 
 /* Installs the kernels in the bound ggml, for every model of the process, or switches them off.  Off unless called.
- * Before the first model is loaded: quantised weights are then stored once, in the kernels' layout, and such weights are
+ * Quantised weights of models that are loaded from then on are stored once, in the kernels' layout, and such weights are
  * computed here whatever the mode is later; weights of models that were loaded before keep llama.cpp's layout and kernels.
  * F32, F16 and BF16 weights and attention are computed in place and follow the mode at any time.
  * A self-test comes first; whatever it finds wrong leaves llama.cpp's kernels in place.  n_bytes: size of the model to be

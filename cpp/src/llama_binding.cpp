@@ -1,5 +1,7 @@
 #include "llama_binding.h"
 
+#include "kernels/hook.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -148,6 +150,7 @@ void bind(void * const * libraries, size_t n_libraries) {
     check_three_op_graph();
     bound_libraries.assign(libraries, libraries + n_libraries);
     bound = true;
+    kernels::enter();
 }
 
 void * find_bound_symbol(const char * name) { return find_symbol(bound_libraries.data(), bound_libraries.size(), name); }

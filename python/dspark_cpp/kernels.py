@@ -38,8 +38,8 @@ def install(
 ) -> KernelState:
     """Installs the kernels for every model of this process, or switches them off; returns their state.
 
-    To be called before the first model is loaded: quantised weights are then kept in the kernels' layout, and computed
-    by them whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
+    Quantised weights of models that are loaded from now on are kept in the kernels' layout, and computed by them
+    whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
     "auto" installs them where they can run and says in the state's `reason` why not; "off" is llama.cpp's own.
     model_path: the file to be loaded next, whose quantised weights will be copied into memory; "auto" leaves them to
     llama.cpp, which can map the file, where less memory is available than it has bytes.

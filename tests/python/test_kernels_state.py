@@ -82,16 +82,22 @@ def test_lesser_instruction_sets_pass_the_self_test_too(isa: str, run_python: Ru
     assert state["active"] and state["isa"] == isa or "processor" in state["reason"]
 
 
-def test_after_a_model_quantised_weights_stay_where_they_are(run_python: Run, converted: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_models_opened_after_the_import_may_precede_the_kernels(
+    imported: str, run_python: Run, tiny_path: Callable[[str], Path]
+) -> None:
+    """An application that opened its own llama_cpp model first lost the kernels for every later one."""
+    load = "model = llama_cpp.Llama(sys.argv[1], verbose=False)"
     code = f"""
-import sys
-from dspark_cpp import Draft, kernels
-from dspark_cpp.convert import quantize_gguf
-draft = Draft(sys.argv[1])
+import sys, llama_cpp
+{load if imported == "after" else ""}
+from dspark_cpp import kernels
+{load if imported == "before" else ""}
 kernels.install("auto"); {REPORT}"""
-    state = seen(run_python(code, converted("deepspec-qwen3-vanilla")))
+    state = seen(run_python(code, tiny_path("target-qwen3")))
     if state["active"]:
-        assert not state["packs_weights"] and "a model was loaded before the kernels" in state["reason"]
+        assert state["packs_weights"] == (imported == "before")
+        assert ("loaded before dspark_cpp was imported" in state["reason"]) == (imported == "after")
 
 
 def test_a_drafts_quantised_weights_are_packed(demo_draft_path: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ namespace dspark::kernels {
 namespace {
 
 std::mutex           install_mutex;
-bool                 hooked = false; // the buffer type is in ggml-cpu's list, for good
+bool                 hooked = false; // the self-test has passed
 std::string          reason = "the kernels were not installed";
 bool                 packs_weights = false;
 std::atomic<bool>    active{false};
@@ -111,8 +111,10 @@ bool offered(ggml_backend_dev_t cpu, ggml_backend_buffer_type_t type) {
     return false;
 }
 
+ggml_backend_buffer_type_t entered_type = nullptr; // in ggml-cpu's list
+
 // Returns why the kernels cannot run here, or "".
-std::string hook() {
+std::string try_to_enter() {
     if (!kernels_of_this_machine()) {
         return "no kernel is made for this processor; they need AVX2, FMA and F16C, or AVX-512, or ARM's dot products";
     }
@@ -124,27 +126,43 @@ std::string hook() {
     if (!plausible(list, cpu)) {
         return "ggml's buffers do not look as expected; was it built with another compiler?";
     }
-    static buffer_type               extra;
-    const ggml_backend_buffer_type_t type = packed_buffer_type(&extra);
-    list.insert(list.begin(), type);
+    static buffer_type extra;
+    entered_type = packed_buffer_type(&extra);
+    list.insert(list.begin(), entered_type);
+    return "";
+}
+
+const std::string & entered() {
+    static const std::string problem = try_to_enter();
+    return problem;
+}
+
+// Returns why the kernels cannot run here, or "".
+std::string hook() {
+    if (!entered().empty()) {
+        return entered();
+    }
     active                 = true;
     const int64_t before   = n_matmul;
     int           expected = 0;
-    std::string   problem  = self_test(type, expected);
+    std::string   problem  = self_test(entered_type, expected);
     if (problem.empty() && n_matmul - before != expected) {
         problem = format("the self-test of the kernels had %d products, of which ggml passed %d on", expected, (int) (n_matmul - before));
     }
     if (!problem.empty()) {
         active = false;
-        list.erase(list.begin());
         return problem;
     }
     hooked        = true;
-    packs_weights = offered(cpu, type);
+    packs_weights = offered(find_device(nullptr), entered_type);
     return "";
 }
 
 } // namespace
+
+void enter() {
+    entered();
+}
 
 void install(mode wanted, uint64_t n_bytes) {
     std::lock_guard<std::mutex> lock(install_mutex);
@@ -158,7 +176,7 @@ void install(mode wanted, uint64_t n_bytes) {
     active                           = problem.empty();
     reason                           = problem;
     if (active && !packs_weights) {
-        reason = "a model was loaded before the kernels: quantised weights keep llama.cpp's layout and kernels";
+        reason = "a model was loaded before dspark_cpp was imported: quantised weights keep llama.cpp's layout and kernels";
     }
     const uint64_t available = memory_available();
     if (wanted == mode::automatic && active && n_bytes > available) {

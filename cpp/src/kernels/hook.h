@@ -19,6 +19,10 @@ struct state {
     size_t       n_bytes       = 0;     // of weights in our layout, in all living models
 };
 
+// Puts our buffer type, idle, into ggml-cpu's list, if that can be done.  bind() does so: ggml reads the list while it computes
+// and copies it when the first model is loaded, so that later would be dangerous and too late.
+void enter();
+
 // Installs the kernels, after a self-test, or switches them off again; weights that are packed stay so and are
 // computed here whatever the mode.  Must not run beside a graph's computation on the CPU.
 // automatic: leaves the reason in the state where they cannot run, or where less memory is available than the n_bytes of the
