@@ -27,8 +27,25 @@ with contextlib.suppress(ImportError):
     kernels.install("auto")
     kernels.install("off")
 
+# equal to llama_cpp.Llama in every bit is what most tests ask for
+os.environ["DSPARK_KERNELS"] = "off"
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Only the modules that are about the kernels may have them."""
+    if request.module.__name__.startswith(("test_kernels", "test_exact")):
+        from dspark_cpp import kernels
+
+        del os.environ["DSPARK_KERNELS"]
+        yield
+        os.environ["DSPARK_KERNELS"] = "off"
+        kernels.install("off")
+    else:
+        yield
 
 
 @pytest.fixture(scope="session")

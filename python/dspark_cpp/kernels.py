@@ -41,6 +41,7 @@ def install(
     Quantised weights of models that are loaded from now on are kept in the kernels' layout, and computed by them
     whatever the mode is later.  F32, F16 and BF16 weights and attention follow the mode at any time.
     "auto" installs them where they can run and says in the state's `reason` why not; "off" is llama.cpp's own.
+    The environment variable DSPARK_KERNELS (on, off) decides in place of "auto".
     model_path: the file to be loaded next, whose quantised weights will be copied into memory; "auto" leaves them to
     llama.cpp, which can map the file, where less memory is available than it has bytes.
     Must not run while another thread decodes on the CPU.
@@ -49,6 +50,8 @@ def install(
         ArgumentError: another mode.
         BindingError: mode "on" where the kernels cannot run.
     """
+    if mode == "auto":
+        mode = os.environ.get("DSPARK_KERNELS", mode)  # type: ignore[assignment]
     if mode not in _MODES:
         raise errors.ArgumentError(f'the mode of the kernels is {mode!r}, expected "auto", "on" or "off"')
     n_bytes = os.path.getsize(model_path) if model_path is not None and os.path.exists(model_path) else 0
