@@ -34,6 +34,11 @@ test: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python -m pytest -q
 	$(MAKE) check
 
+# langchain, llama-index, instructor, outlines, lm-format-enforcer with our Llama; installing them takes a minute or two
+consumers: $(VENV)/.test
+	$(BIN)/python -m pip install -q --no-build-isolation '.[test,consumers]'
+	$(TEST_ENV) $(BIN)/python -m pytest -q tests/python/test_consumers_llama.py
+
 parity: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/parity
 
