@@ -10,7 +10,7 @@ SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject
 # llama.cpp's threads spin while they wait for each other, which takes minutes where others use the same cores
 TEST_ENV := OMP_WAIT_POLICY=passive
 
-.PHONY: demo test san cross bench parity check fmt clean
+.PHONY: demo test consumers san cross bench parity check fmt clean
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)

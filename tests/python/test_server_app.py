@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_metrics_count_what_the_timings_say(ours: Server) -> None:
     def grown(name: str, labels: str = '{model="tiny"}') -> float:
         return after[f"dspark_{name}_total{labels}"] - before.get(f"dspark_{name}_total{labels}", 0.0)
 
-    assert grown("requests") == 2
+    assert grown("completions") == 2
     assert grown("predicted_tokens") == 25
     assert grown("prompt_tokens") == 2 * len(ours.llm.tokenize(TEXT.encode()))
     assert grown("draft_tokens") == sum(t["draft_n"] for t in timings)
@@ -197,7 +198,15 @@ def test_metrics_count_what_the_timings_say(ours: Server) -> None:
     at_first = grown("draft_position_tokens", '{model="tiny",position="0"}')
     assert at_first == grown("draft_rounds") > 0
     assert after['dspark_drafting{model="tiny"}'] == 1
-    assert after["dspark_requests_in_progress"] == 0
+
+
+def test_a_stream_that_nobody_reads_on_does_not_keep_the_next_request_waiting(ours: Server) -> None:
+    """It held its turn for a second: llama_cpp's server drops it half read, in a cycle of references."""
+    stream = ours.llm.create_completion(TEXT, max_tokens=30, stream=True)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ours.llm.create_completion, TEXT, max_tokens=1).result()
+    assert list(stream) == []
 
 
 def test_a_stream_that_fails_ends_with_an_error(ours: Server) -> None:

@@ -38,7 +38,7 @@ def create_app(
         ConfigFileSettings=ConfigFileSettings,
     ):
         app: FastAPI = base.create_app(settings, server_settings, model_settings)
-    app.add_middleware(TimingsMiddleware, started=metrics.request_started, finished=metrics.request_finished)
+    app.add_middleware(TimingsMiddleware)
 
     @app.get("/metrics", summary="Metrics", dependencies=[Depends(base.authenticate)], tags=[base.extras_tag])
     def get_metrics() -> Response:

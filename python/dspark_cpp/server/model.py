@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..draft import Draft
 from ..llama import Llama
 from .metrics import Metrics
 from .settings import ModelSettings, draft_arguments
-from .timings import current
+from .timings import Timings, current
 
 __all__ = ["DraftProxy", "ServerLlama", "stopping"]
 
@@ -25,21 +26,35 @@ stopping = threading.Event()
 
 
 class ServerLlama(Llama):
-    """A Llama that counts for the request it works for."""
+    """A Llama that counts what it generates, for the metrics and for the request it works for."""
 
     #: the name by which requests know it
     alias = ""
+    metrics: Metrics
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        super().__init__(*args, **kwargs)
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Any:
+        self._end_streams()
+        completion = super()._create_completion(*args, **kwargs)
+        self._streams.add(completion)
+        return completion
+
+    def _end_streams(self) -> None:
+        """Ends streams whose clients have gone: the base forgets them half read, and they would keep their turn."""
+        for stream in list(self._streams):  # the server works for one request at a time: all are old
+            stream.close()
+
+    def close(self) -> None:
+        self._end_streams()
+        super().close()
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
-        timings = current.get()
+        request = current.get()
+        call = Timings(prompt_n=len(tokens))
         steps = super().generate(tokens, *args, **kwargs)
-        if timings is None:
-            yield from steps
-            return
-        timings.model = self.alias
-        timings.n_calls += 1
-        timings.prompt_n += len(tokens)
-        first = True
         sent: Sequence[int] | None = None
         try:
             while not stopping.is_set():
@@ -50,17 +65,20 @@ class ServerLlama(Llama):
                     return
                 finally:
                     seconds = time.perf_counter() - start
-                    if first:
-                        timings.prompt_s += seconds
+                    if call.predicted_n:
+                        call.predicted_s += seconds
                     else:
-                        timings.predicted_s += seconds
-                    first = False
-                timings.predicted_n += 1
+                        call.prompt_s += seconds
+                call.predicted_n += 1
                 sent = yield token
             raise HTTPException(503, "the server is stopping")
         finally:
             steps.close()
-            timings.add_draft(self.speculation.last)
+            stats = self.speculation.last
+            call.draft_n, call.draft_n_accepted = stats.draft_n, stats.draft_n_accepted
+            self.metrics.count(self.alias, call, stats)
+            if request is not None:
+                request.add(call)
 
 
 class _LlamaCpp:
@@ -111,6 +129,6 @@ class DraftProxy(base.LlamaProxy):  # type: ignore[misc, unused-ignore]
             llm = super().load_llama_from_model_settings(settings)
         finally:
             base.llama_cpp = llama_cpp
-        llm.alias = settings.model_alias
+        llm.alias, llm.metrics = settings.model_alias, self._metrics
         self._metrics.model_loaded(llm.alias, llm.speculation.disabled_reason is None)
         return llm

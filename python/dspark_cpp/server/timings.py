@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from ..stats import Stats
 
 __all__ = ["Timings", "TimingsMiddleware", "current"]
 
@@ -22,12 +19,11 @@ Send = Callable[[Message], Awaitable[None]]
 
 @dataclass
 class Timings:
-    """Counts of one request, which may generate more than once. Times are in seconds, and exclude waiting.
+    """Counts of one generation, or of a request, which may generate more than once. Times are seconds without waiting.
 
     ``prompt_s`` is the time to the first token, ``predicted_s`` that of the tokens after it.
     """
 
-    model: str = ""
     n_calls: int = 0
     prompt_n: int = 0
     prompt_s: float = 0.0
@@ -35,16 +31,16 @@ class Timings:
     predicted_s: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
-    n_rounds_drafted: int = 0
-    n_drafted_at: Counter[int] = field(default_factory=Counter)
-    n_accepted_at: Counter[int] = field(default_factory=Counter)
 
-    def add_draft(self, stats: Stats) -> None:
-        self.draft_n += stats.draft_n
-        self.draft_n_accepted += stats.draft_n_accepted
-        self.n_rounds_drafted += stats.n_rounds_drafted
-        self.n_drafted_at.update(dict(enumerate(stats.n_drafted_at)))
-        self.n_accepted_at.update(dict(enumerate(stats.n_accepted_at)))
+    def add(self, call: Timings) -> None:
+        """One generation more."""
+        self.n_calls += 1
+        self.prompt_n += call.prompt_n
+        self.prompt_s += call.prompt_s
+        self.predicted_n += call.predicted_n
+        self.predicted_s += call.predicted_s
+        self.draft_n += call.draft_n
+        self.draft_n_accepted += call.draft_n_accepted
 
     def as_dict(self) -> dict[str, float]:
         """Under the names of llama.cpp's server."""
@@ -71,10 +67,8 @@ class TimingsMiddleware:
     says so, where llama_cpp's just breaks off.
     """
 
-    def __init__(self, app: Any, started: Callable[[], None], finished: Callable[[Timings], None]) -> None:
+    def __init__(self, app: Any) -> None:
         self._app = app
-        self._started = started
-        self._finished = finished
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith("/completions"):
@@ -83,7 +77,6 @@ class TimingsMiddleware:
         timings = Timings()
         answer = _Answer(send, timings)
         token = current.set(timings)
-        self._started()
         try:
             await self._app(scope, receive, answer.send)
             await answer.close()
@@ -93,7 +86,6 @@ class TimingsMiddleware:
             await answer.fail(exc)
         finally:
             current.reset(token)
-            self._finished(timings)
 
 
 class _Answer:
