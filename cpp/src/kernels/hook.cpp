@@ -149,6 +149,12 @@ std::string hook() {
     if (problem.empty() && n_matmul - before != expected) {
         problem = format("the self-test of the kernels had %d products, of which ggml passed %d on", expected, (int) (n_matmul - before));
     }
+    if (problem.empty()) {
+        problem = self_test_attention();
+    }
+    if (problem.empty() && n_attention != 2) {
+        problem = format("the self-test of attention had 2 operations, of which ggml passed %d on", (int) n_attention);
+    }
     if (!problem.empty()) {
         active = false;
         return problem;

@@ -9,4 +9,7 @@ namespace dspark::kernels {
 // of the weights give.  Returns what is wrong in a sentence, or ""; n_products is how many products the graph had.
 std::string self_test(ggml_backend_buffer_type_t packed, int & n_products);
 
+// The same for attention, against doubles: three queries and then the last of them alone, two operations in all.
+std::string self_test_attention();
+
 } // namespace dspark::kernels
