@@ -50,14 +50,16 @@ struct attention {
         while (2 * n_head_log2 <= n_head) {
             n_head_log2 *= 2;
         }
-        slope0 = max_bias > 0.0f ? std::pow(2.0f, -max_bias / (float) n_head_log2) : 1.0f;
-        slope1 = max_bias > 0.0f ? std::pow(2.0f, -max_bias / 2.0f / (float) n_head_log2) : 1.0f;
+        alibi  = max_bias > 0.0f;
+        slope0 = std::pow(2.0f, -max_bias / (float) n_head_log2);
+        slope1 = std::pow(2.0f, -max_bias / 2.0f / (float) n_head_log2);
     }
 
     const ggml_tensor *       op, * q, * k, * v, * mask, * sinks;
     const attention_kernels & kernels;
     int64_t                   n_dk, n_dv, n_q, n_head_kv, n_group, n_kv, n_blocks, width_k, stride, n_cols, n_heads;
     int64_t                   n_head_log2;
+    bool                      alibi;
     float                     scale, softcap, slope0, slope1;
 
     // The work buffer: the scores, then for each thread a list of blocks, a block of K or V, the padded queries of a head, weights
@@ -71,6 +73,9 @@ struct attention {
     int64_t thread_bytes() const { return list_bytes() + block_bytes() + query_bytes() + weight_bytes() + sum_bytes(); }
 
     float slope(int64_t head) const {
+        if (!alibi) {
+            return 1.0f;
+        }
         return head < n_head_log2 ? std::pow(slope0, (float) (head + 1)) : std::pow(slope1, (float) (2 * (head - n_head_log2) + 1));
     }
 
