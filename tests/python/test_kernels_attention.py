@@ -144,6 +144,8 @@ def test_other_cache_types_are_read_too(type_k: str, type_v: str, tolerance: flo
     got = run(q, k, v, mask, scale=0.125, type_k=type_k, type_v=type_v, n_threads=n_threads)
     wanted = in_doubles(q, k, v, mask, None, 0.125, 0, 0)
     assert np.abs(got - wanted).max() <= tolerance * np.abs(v).max()
+    alone = run(q[2:3], k, v, mask[2:3], scale=0.125, type_k=type_k, type_v=type_v)
+    assert alone.tobytes() == got[2:3].tobytes()
 
 
 def test_a_row_that_sees_nothing_is_zero_and_its_neighbours_are_not() -> None:
