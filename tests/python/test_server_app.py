@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,8 @@ pytest.importorskip("prometheus_client", reason="the server's packages are missi
 import llama_cpp.server.app as base_app
 import llama_cpp.server.settings as base_settings
 from dspark_cpp import FileError, FormatError, Llama
-from dspark_cpp.server import Settings, create_app
+from dspark_cpp.server import ModelSettings, ServerSettings, Settings, create_app
+from dspark_cpp.server.settings import draft_arguments
 from fastapi.testclient import TestClient
 
 TEXT = "The lighthouse at the end of the "
@@ -225,8 +227,6 @@ def test_logits_are_kept_only_if_asked_for(paths: dict[str, str]) -> None:
 
 
 def test_two_models_have_a_draft_each(paths: dict[str, str], converted: Callable[..., Path]) -> None:
-    from dspark_cpp.server import ModelSettings, ServerSettings
-
     models = [
         ModelSettings(model=paths["model"], model_alias="plain", **COMMON),
         ModelSettings(**paths, model_alias="drafted", draft_n_max=2, **COMMON),
@@ -265,8 +265,6 @@ def test_an_api_key_guards_the_metrics(paths: dict[str, str]) -> None:
 
 
 def test_a_bad_draft_of_any_model_is_found_at_start(paths: dict[str, str], tmp_path: Path) -> None:
-    from dspark_cpp.server import ModelSettings, ServerSettings
-
     (tmp_path / "other.gguf").write_bytes(Path(paths["model"]).read_bytes())
     for draft, error, words in (
         (tmp_path / "none.gguf", FileError, "none.gguf"),
@@ -290,6 +288,12 @@ def test_a_bad_draft_of_any_model_is_found_at_start(paths: dict[str, str], tmp_p
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Settings(model="m.gguf", **settings)
+
+
+def test_each_keyword_of_our_llama_is_a_setting_of_its_model() -> None:
+    ours = set(inspect.signature(Llama.__init__).parameters) - {"self", "model_path", "kwargs"}
+    assert ours <= set(ModelSettings.model_fields)
+    assert ours - {"draft_model", "flash_attn"} == set(draft_arguments(ModelSettings(model="m", draft="d")))
 
 
 def test_llama_cpps_own_server_stays_its_own(ours: Server) -> None:

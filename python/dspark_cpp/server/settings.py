@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # ruff: noqa: UP045 - llama_cpp.server makes flags of Optional fields, not of `X | None`
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from llama_cpp.server import settings as base
 from llama_cpp.server.settings import ServerSettings
@@ -22,6 +22,7 @@ _KEYWORDS = (
     "draft_type_k",
     "draft_type_v",
     "confidence_min",
+    "kernels",
 )
 
 
@@ -58,6 +59,12 @@ class ModelSettings(base.ModelSettings):  # type: ignore[misc, unused-ignore]
         ge=0.0,
         le=1.0,
         description="A proposal ends before the first token whose confidence is lower. 0 is off.",
+    )
+    kernels: Literal["auto", "on", "off"] = Field(
+        default="auto", description="Whether this package's CPU kernels compute the model; auto: where they can."
+    )
+    flash_attn: Optional[bool] = Field(
+        default=None, description="Whether to use flash attention. Without it: where this package's kernels are."
     )
     # the base's default, True, keeps n_ctx rows of logits in memory: 20 GB at 32768 tokens and 150 000 words
     logits_all: bool = Field(
