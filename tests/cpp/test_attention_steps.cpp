@@ -3,6 +3,7 @@
 #include "kernels/isa.h"
 #include "test.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -33,6 +34,14 @@ void check(const attention_kernels & a, int lanes) {
         }
     }
 
+    // the same as read where they lie
+    std::vector<uint16_t> whole((size_t) (block_keys * width));
+    for (int64_t j = 0; j < n_keys; ++j) {
+        std::copy_n(&cache[(size_t) (j * n_k)], n_k, &whole[(size_t) (j * width)]);
+    }
+    const rows floats{GGML_TYPE_F32, reinterpret_cast<const char *>(k.data()), (size_t) width * 4};
+    const rows halves{GGML_TYPE_F16, reinterpret_cast<const char *>(whole.data()), (size_t) width * 2};
+
     std::vector<const float *> queries;
     for (int64_t r = 0; r < n_rows; ++r) {
         for (int64_t i = 0; i < n_k; ++i) {
@@ -44,9 +53,15 @@ void check(const attention_kernels & a, int lanes) {
     mask[3] = mask[30] = mask[31] = 0xfc00; // -inf
     mask[4]                       = 0xbc00; // -1
     for (float softcap : {0.0f, 2.0f}) {
-        a.scores(queries.data(), (int) n_rows, k.data(), width, s.data(), stride);
+        std::vector<float> direct(s.size(), NAN);
+        a.scores(queries.data(), (int) n_rows, halves, width, direct.data(), stride);
+        a.scores(queries.data(), (int) n_rows, floats, width, s.data(), stride);
+        for (int64_t i = 0; i < n_rows * block_keys; ++i) {
+            const auto at = (size_t) (i / block_keys * stride + i % block_keys);
+            ASSERT(s[at] == direct[at]);
+        }
         std::vector<float> alone((size_t) stride), p((size_t) (n_rows * block_keys)), sums((size_t) (n_rows * width));
-        a.scores(&queries[5], 1, k.data(), width, alone.data(), stride);
+        a.scores(&queries[5], 1, floats, width, alone.data(), stride);
         for (int64_t r = 0; r < n_rows; ++r) {
             float * row = &s[(size_t) (r * stride)];
             ASSERT(r != 5 || std::equal(row, row + block_keys, alone.begin()));
@@ -69,7 +84,10 @@ void check(const attention_kernels & a, int lanes) {
             }
             ASSERT((double) max == top && std::fabs(total - sum) < 1e-6 * sum);
         }
-        a.values(p.data(), (int) n_rows, k.data(), width, sums.data());
+        std::vector<float> direct_sums = sums;
+        a.values(p.data(), (int) n_rows, halves, width, direct_sums.data());
+        a.values(p.data(), (int) n_rows, floats, width, sums.data());
+        ASSERT(direct_sums == sums);
         for (int64_t r = 0; r < n_rows; ++r) {
             for (int64_t i = 0; i < width; ++i) {
                 float sum = 0; // one key after another: the very bits

@@ -136,11 +136,23 @@ struct pass {
         }
     }
 
+    const char * first_of(const ggml_tensor * t, int64_t head_kv, int64_t block, int64_t i) const {
+        return static_cast<const char *>(t->data) + (size_t) (block * block_keys) * t->nb[1] + (size_t) head_kv * t->nb[2] +
+               (size_t) batch * t->nb[3] + (size_t) (i / ggml_blck_size(t->type)) * t->nb[0];
+    }
+
     // A block of K or V of a head as floats: n numbers of each row from number i on.
     void read_block(const ggml_tensor * t, int64_t head_kv, int64_t block, int64_t i, int64_t n, int64_t width) {
-        const char * rows = static_cast<const char *>(t->data) + (size_t) (block * block_keys) * t->nb[1] + (size_t) head_kv * t->nb[2] +
-                            (size_t) batch * t->nb[3] + (size_t) (i / ggml_blck_size(t->type)) * t->nb[0];
-        a.kernels.read(t->type, rows, t->nb[1], a.keys_of(block), n, width, floats);
+        a.kernels.read(t->type, first_of(t, head_kv, block, i), t->nb[1], a.keys_of(block), n, width, floats);
+    }
+
+    // The same for n_readers rows: few of them read it where it lies.
+    rows block_of(const ggml_tensor * t, int64_t head_kv, int64_t block, int64_t i, int64_t n, int64_t width, int64_t n_readers) {
+        if (n_readers <= 4 && n == width && !ggml_is_quantized(t->type) && a.keys_of(block) == block_keys) {
+            return {t->type, first_of(t, head_kv, block, i), t->nb[1]};
+        }
+        read_block(t, head_kv, block, i, n, width);
+        return {GGML_TYPE_F32, reinterpret_cast<const char *>(floats), (size_t) width * sizeof(float)};
     }
 
     void score() {
@@ -149,13 +161,12 @@ struct pass {
         int64_t       held = -1;
         for (int64_t unit = begin(n_units, params.ith); unit < end; ++unit) {
             const int64_t h = unit / n_listed, block = blocks[unit % n_listed], row0 = h * head_rows;
-            read_block(a.k, head0 + h, block, 0, a.n_dk, a.width_k);
             for (int64_t r = 0; held != h && r < head_rows; ++r) {
                 queries[r] = query(row0 + r, r);
             }
             held      = h;
             float * s = scores + row0 * a.stride + block * block_keys;
-            a.kernels.scores(queries, (int) head_rows, floats, a.width_k, s, a.stride);
+            a.kernels.scores(queries, (int) head_rows, block_of(a.k, head0 + h, block, 0, a.n_dk, a.width_k, head_rows), a.width_k, s, a.stride);
             for (int64_t r = 0; r < head_rows; ++r) {
                 finish(s + r * a.stride, row0 + r, block);
             }
@@ -203,24 +214,23 @@ struct pass {
     }
 
     // Numbers i .. i + n - 1 of the results of some rows of one K/V head.
-    void sum_up(int64_t row0, int64_t rows, int64_t i, int64_t n) {
+    void sum_up(int64_t row0, int64_t n_sums, int64_t i, int64_t n) {
         const int64_t width = round_up(n, kernels_of_this_machine()->lanes);
         float         max[value_rows];
         double        total[value_rows];
-        for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t r = 0; r < n_sums; ++r) {
             const float sink = a.sinks ? static_cast<const float *>(a.sinks->data)[head(row0 + r)] : -INFINITY;
             max[r]           = std::max(a.kernels.largest(scores + (row0 + r) * a.stride, blocks, n_listed), sink);
             total[r]         = sink > -INFINITY ? std::exp((double) sink - (double) max[r]) : 0;
         }
-        memset(sums, 0, (size_t) (rows * width) * sizeof(float));
+        memset(sums, 0, (size_t) (n_sums * width) * sizeof(float));
         for (int b = 0; b < n_listed; ++b) {
-            read_block(a.v, head0 + row0 / head_rows, blocks[b], i, n, width);
-            for (int64_t r = 0; r < rows; ++r) {
+            for (int64_t r = 0; r < n_sums; ++r) {
                 total[r] += weigh(row0 + r, blocks[b], max[r], weights + r * block_keys);
             }
-            a.kernels.values(weights, (int) rows, floats, width, sums);
+            a.kernels.values(weights, (int) n_sums, block_of(a.v, head0 + row0 / head_rows, blocks[b], i, n, width, n_sums), width, sums);
         }
-        for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t r = 0; r < n_sums; ++r) {
             float * sum = sums + r * width;
             if (!std::all_of(sum, sum + n, [](float x) { return std::isfinite(x); })) {
                 sum_up_attended(row0 + r, i, n, max[r], sum);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_kernels.h"
+#include "plain_kernel.h"
 
 #include <math.h>
 #include <string.h>
@@ -41,22 +42,33 @@ template <class I> struct attention_steps {
         }
     }
 
-    // Short pieces with gaps between them: the processor fetches none of them ahead by itself.
+    // Of a row that lies block_keys further on: short pieces with gaps between them, which the processor does not fetch by itself.
+    static void fetch_ahead(const char * row, size_t stride, size_t length) {
+        for (size_t at = 0; at < length; at += 64) {
+            I::prefetch(row + block_keys * stride + at);
+        }
+    }
+
     static void read(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out) {
-        constexpr size_t ahead  = block_keys;
-        const size_t     length = ggml_row_size(type, n);
         for (int64_t r = 0; r < n_rows; ++r, rows += stride, out += width) {
-            for (size_t at = 0; at < length; at += 64) {
-                I::prefetch(rows + ahead * stride + at);
-            }
+            fetch_ahead(rows, stride, ggml_row_size(type, n));
             read_row(type, rows, n, width, out);
         }
         memset(out, 0, (size_t) ((block_keys - n_rows) * width) * sizeof(float));
     }
 
     // Four keys and n_rows queries at a time: lane by lane along the row, lanes added up at its end.
-    template <int n_rows> static void scores_of(const float * const * q, const float * k, int64_t width, float * s, int64_t stride) {
-        for (int j = 0; j < block_keys; j += 4, k += 4 * width) {
+    template <class W, int n_rows> static void scores_of(const float * const * q, const rows & keys, int64_t width, float * s, int64_t stride) {
+        using weight     = typename W::weight;
+        const char * key = keys.first;
+        for (int j = 0; j < block_keys; j += 4, key += 4 * keys.stride) {
+            const auto * k0 = reinterpret_cast<const weight *>(key);
+            const auto * k1 = reinterpret_cast<const weight *>(key + keys.stride);
+            const auto * k2 = reinterpret_cast<const weight *>(key + 2 * keys.stride);
+            const auto * k3 = reinterpret_cast<const weight *>(key + 3 * keys.stride);
+            for (size_t r = 0; sizeof(weight) == 2 && r < 4; ++r) { // floats are copies in the cache
+                fetch_ahead(key + r * keys.stride, keys.stride, (size_t) width * sizeof(weight));
+            }
             vf acc[n_rows][4];
             for (int r = 0; r < n_rows; ++r) {
                 for (int c = 0; c < 4; ++c) {
@@ -64,13 +76,13 @@ template <class I> struct attention_steps {
                 }
             }
             for (int64_t i = 0; i < width; i += L) {
-                const vf k0 = I::load(k + i), k1 = I::load(k + width + i), k2 = I::load(k + 2 * width + i), k3 = I::load(k + 3 * width + i);
+                const vf y0 = W::load(k0 + i), y1 = W::load(k1 + i), y2 = W::load(k2 + i), y3 = W::load(k3 + i);
                 for (int r = 0; r < n_rows; ++r) {
                     const vf x = I::load(q[r] + i);
-                    acc[r][0]  = I::fma(k0, x, acc[r][0]);
-                    acc[r][1]  = I::fma(k1, x, acc[r][1]);
-                    acc[r][2]  = I::fma(k2, x, acc[r][2]);
-                    acc[r][3]  = I::fma(k3, x, acc[r][3]);
+                    acc[r][0]  = I::fma(y0, x, acc[r][0]);
+                    acc[r][1]  = I::fma(y1, x, acc[r][1]);
+                    acc[r][2]  = I::fma(y2, x, acc[r][2]);
+                    acc[r][3]  = I::fma(y3, x, acc[r][3]);
                 }
             }
             for (int r = 0; r < n_rows; ++r) {
@@ -79,14 +91,22 @@ template <class I> struct attention_steps {
         }
     }
 
-    static void scores(const float * const * q, int n_rows, const float * k, int64_t width, float * s, int64_t stride) {
-        constexpr decltype(&scores_of<1>) of[] = {scores_of<1>, scores_of<2>, scores_of<3>, scores_of<4>};
+    template <class W> static void scores_with(const float * const * q, int n_rows, const rows & keys, int64_t width, float * s, int64_t stride) {
+        constexpr decltype(&scores_of<W, 1>) of[] = {scores_of<W, 1>, scores_of<W, 2>, scores_of<W, 3>, scores_of<W, 4>};
         for (int groups = (n_rows + I::score_rows - 1) / I::score_rows; groups > 0; --groups) {
             const int n = n_rows / groups;
-            of[n - 1](q, k, width, s, stride);
+            of[n - 1](q, keys, width, s, stride);
             q += n;
             s += n * stride;
             n_rows -= n;
+        }
+    }
+
+    static void scores(const float * const * q, int n_rows, const rows & keys, int64_t width, float * s, int64_t stride) {
+        switch (keys.type) {
+            case GGML_TYPE_F16: scores_with<f16_weights<I>>(q, n_rows, keys, width, s, stride); break;
+            case GGML_TYPE_BF16: scores_with<bf16_weights<I>>(q, n_rows, keys, width, s, stride); break;
+            default: scores_with<f32_weights<I>>(q, n_rows, keys, width, s, stride);
         }
     }
 
@@ -144,17 +164,22 @@ template <class I> struct attention_steps {
         return I::total(sum);
     }
 
-    template <int n_rows, int n_vec> static void values_of(const float * p, const float * v, int64_t width, float * acc) {
+    template <class W, int n_rows, int n_vec> static void values_of(const float * p, const char * from, size_t stride, int64_t width, float * acc) {
         vf a[n_rows][n_vec];
         for (int r = 0; r < n_rows; ++r) {
             for (int c = 0; c < n_vec; ++c) {
                 a[r][c] = I::load(acc + r * width + c * L);
             }
         }
-        for (int j = 0; j < block_keys; ++j, v += width) {
-            vf x[n_vec];
+        for (int j = 0; j < block_keys; ++j, from += stride) {
+            using weight = typename W::weight;
+            if (sizeof(weight) == 2) {
+                fetch_ahead(from, stride, n_vec * L * sizeof(weight));
+            }
+            const auto * v = reinterpret_cast<const weight *>(from);
+            vf           x[n_vec];
             for (int c = 0; c < n_vec; ++c) {
-                x[c] = I::load(v + c * L);
+                x[c] = W::load(v + c * L);
             }
             for (int r = 0; r < n_rows; ++r) {
                 const vf w = I::all(p[r * block_keys + j]);
@@ -170,25 +195,34 @@ template <class I> struct attention_steps {
         }
     }
 
-    template <int n_rows> static void values_of_rows(const float * p, const float * v, int64_t width, float * acc) {
-        constexpr int n_vec = I::value_vectors;
-        int64_t       i     = 0;
+    template <class W, int n_rows> static void values_of_rows(const float * p, const rows & values, int64_t width, float * acc) {
+        constexpr int    n_vec = I::value_vectors;
+        constexpr size_t size  = sizeof(typename W::weight);
+        int64_t          i     = 0;
         for (; i + n_vec * L <= width; i += n_vec * L) {
-            values_of<n_rows, n_vec>(p, v + i, width, acc + i);
+            values_of<W, n_rows, n_vec>(p, values.first + (size_t) i * size, values.stride, width, acc + i);
         }
         for (; i < width; i += L) {
-            values_of<n_rows, 1>(p, v + i, width, acc + i);
+            values_of<W, n_rows, 1>(p, values.first + (size_t) i * size, values.stride, width, acc + i);
         }
     }
 
-    static void values(const float * p, int n_rows, const float * v, int64_t width, float * acc) {
-        constexpr decltype(&values_of_rows<1>) of[] = {values_of_rows<1>, values_of_rows<2>, values_of_rows<3>, values_of_rows<4>};
+    template <class W> static void values_with(const float * p, int n_rows, const rows & values, int64_t width, float * acc) {
+        constexpr decltype(&values_of_rows<W, 1>) of[] = {values_of_rows<W, 1>, values_of_rows<W, 2>, values_of_rows<W, 3>, values_of_rows<W, 4>};
         for (int groups = (n_rows + 3) / 4; groups > 0; --groups) {
             const int n = n_rows / groups;
-            of[n - 1](p, v, width, acc);
+            of[n - 1](p, values, width, acc);
             p += n * block_keys;
             acc += n * width;
             n_rows -= n;
+        }
+    }
+
+    static void values(const float * p, int n_rows, const rows & values, int64_t width, float * acc) {
+        switch (values.type) {
+            case GGML_TYPE_F16: values_with<f16_weights<I>>(p, n_rows, values, width, acc); break;
+            case GGML_TYPE_BF16: values_with<bf16_weights<I>>(p, n_rows, values, width, acc); break;
+            default: values_with<f32_weights<I>>(p, n_rows, values, width, acc);
         }
     }
 };

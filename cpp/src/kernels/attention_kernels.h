@@ -7,13 +7,21 @@ namespace dspark::kernels {
 
 constexpr int block_keys = 32; // keys that are read into floats together
 
+// A block of K or V: F32, F16 or BF16, for which each vector is a whole one.
+struct rows {
+    ggml_type    type;
+    const char * first;
+    size_t       stride; // bytes
+};
+
 struct attention_kernels {
     // A block of K or V as floats: the first n numbers, filled up with zeros to width, of rows that lie stride bytes apart, and
     // zeros for the rows that are missing behind the n_rows that there are.
     void (*read)(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out);
 
-    // s[r * stride + j] = sum over i of q[r][i] k[j * width + i]  for a block of keys; every sum in the same order.
-    void (*scores)(const float * const * q, int n_rows, const float * k, int64_t width, float * s, int64_t stride);
+    // s[r * stride + j] = sum over i < width of q[r][i] k_j[i]  for a block of keys, stored as `keys` says; every sum in the same
+    // order.
+    void (*scores)(const float * const * q, int n_rows, const rows & keys, int64_t width, float * s, int64_t stride);
 
     // s = softcap tanh(scale s) + slope mask  for one row and a block of keys; a softcap of 0 is none.  Where mask is
     // -inf, s becomes -inf whatever it was.
@@ -26,8 +34,8 @@ struct attention_kernels {
     // sums of up to 2^21 such numbers exactly, so these come out the same in any order and grouping.
     double (*weights)(const float * s, float max, float * p);
 
-    // acc[r * width + i] += p[r * block_keys + j] v[j * width + i]  for the keys of a block, one after another.
-    void (*values)(const float * p, int n_rows, const float * v, int64_t width, float * acc);
+    // acc[r * width + i] += p[r * block_keys + j] v_j[i]  for the keys of a block, one after another.
+    void (*values)(const float * p, int n_rows, const rows & values, int64_t width, float * acc);
 };
 
 } // namespace dspark::kernels
