@@ -349,7 +349,8 @@ DSPARK_API void dspark_session_params_init(dspark_session_params * params);
 
 /* Takes over sequence 0 of the target's context, which is emptied unless params name its tokens; the context must outlive the session and must not
  * be used by another session.  draft NULL: plain decoding.  A target that cannot forget single positions
- * (recurrent memory) is decoded plainly, and disabled_reason of its state says so.
+ * (recurrent memory without snapshots, n_rs_seq 0) is decoded plainly, and disabled_reason of its state says so.  With
+ * snapshots a round has at most n_rs_seq drafts, and n_ubatch must be n_rs_seq + 2 or more: llama.cpp ends the process otherwise.
  * The context must allow as many outputs as a round has rows (n_outputs_max 0, or at least 1 + the draft's n_draft_max):
  * llama.cpp ends the process otherwise, and cannot be asked.
  * Errors: DSPARK_ERROR_MISMATCH, _ARGUMENT, _STATE (context has a session), _MEMORY. */

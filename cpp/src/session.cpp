@@ -51,7 +51,7 @@ static const char * never_reason(llama_context * ctx, const drafter * draft, con
     if (settings.n_draft_max == 0) {
         return "n_draft_max is 0";
     }
-    return no_rollback_reason(llama_get_model(ctx));
+    return no_rollback_reason(ctx);
 }
 
 session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const params & settings)
@@ -231,7 +231,7 @@ int32_t session::draft_limit(int32_t n_draft_max) const {
     n         = params_.n_draft_max >= 0 ? std::min(n, params_.n_draft_max) : n;
     n         = n_draft_max >= 0 ? std::min(n, n_draft_max) : n;
     // the anchor and its drafts take 1 + n positions and rows of one batch
-    return std::max(0, std::min({n, n_ctx_ - n_tokens() - 1, target_.n_batch() - 1}));
+    return std::max(0, std::min({n, n_ctx_ - n_tokens() - 1, target_.n_batch() - 1, target_.n_rollback()}));
 }
 
 // Proposes behind the pending token and decodes both in one batch.
@@ -353,6 +353,7 @@ void session::adopt(const int32_t * tokens, int32_t n) {
     if (last < n - 1) {
         fail(DSPARK_ERROR_STATE, format("the target's memory ends at position %d, expected %d tokens in it", last, n));
     }
+    target_.forget_batch();
     const bool is_prefix = n <= n_tokens() && std::equal(tokens, tokens + n, tokens_.begin());
     if (is_prefix) {
         rewind(n);
@@ -428,6 +429,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
             draft_->load(from, n);
         }
     }
+    target_.forget_batch();
     forget_round();
     owed_features_.clear();
     n_owed_ = 0;

@@ -15,12 +15,21 @@ target::target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t
     if (!llama_get_memory(ctx_)) {
         fail(DSPARK_ERROR_MISMATCH, "the target's context has no memory (an embedding model?); it cannot generate");
     }
+    const uint32_t n_rs_seq = llama_n_rs_seq(ctx_);
+    if (n_rs_seq > 0 && llama_n_ubatch(ctx_) < n_rs_seq + 2) {
+        fail(DSPARK_ERROR_ARGUMENT, format("the target's context has n_rs_seq %u and n_ubatch %u, but llama.cpp needs an n_ubatch of %u for it", n_rs_seq,
+                                           llama_n_ubatch(ctx_), n_rs_seq + 2));
+    }
     if (!layers.empty()) {
         source_ = make_feature_source(ctx, layers, source_kind, tap);
     }
 }
 
-const char * no_rollback_reason(const llama_model * model) {
+const char * no_rollback_reason(llama_context * ctx) {
+    const llama_model * model = llama_get_model(ctx);
+    if (llama_n_rs_seq(ctx) > 0 && llama_model_n_swa(model) == 0) {
+        return nullptr; // snapshots of the state after each of the last tokens
+    }
     if (llama_model_is_recurrent(model)) {
         return "the target's memory is recurrent: a rejected token could not be taken back";
     }
@@ -72,6 +81,7 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
              format("llama_decode returned %d for %d tokens at position %d%s", status, n, pos,
                     status == 1 ? ": the target's memory has no place for them" : status == 2 ? ": aborted by the caller" : ""));
     }
+    batch_first_ = pos;
     if (source_) {
         features.resize(count * n_features_);
         try {
@@ -87,13 +97,22 @@ void target::clear() {
     llama_memory_seq_rm(llama_get_memory(ctx_), 0, -1, -1);
 }
 
+int32_t target::n_rollback() const {
+    if (!llama_model_is_recurrent(model()) && !llama_model_is_hybrid(model())) {
+        return INT32_MAX;
+    }
+    return (int32_t) llama_n_rs_seq(ctx_);
+}
+
 bool target::remove_from(int32_t pos) {
     llama_memory_t memory = llama_get_memory(ctx_);
-    if (llama_memory_seq_rm(memory, 0, pos, -1)) {
+    // llama.cpp does not look how many snapshots the last batch has really made: none older than its first token
+    const bool too_old = n_rollback() != INT32_MAX && pos > 0 && pos <= last_position() && pos <= batch_first_;
+    if (!too_old && llama_memory_seq_rm(memory, 0, pos, -1)) {
         // a sliding-window cache may have dropped cells that the token at pos would look at
         const int32_t window = llama_model_n_swa(model());
         const int32_t needed = window > 0 ? std::max(0, pos - window + 1) : 0;
-        if (pos == 0 || llama_memory_seq_pos_min(memory, 0) <= needed) {
+        if (pos == 0 || window == 0 || llama_memory_seq_pos_min(memory, 0) <= needed) {
             return true;
         }
     }

@@ -5,8 +5,8 @@
 
 namespace dspark {
 
-// Null, or why single tokens cannot be taken back from a model's memory.
-const char * no_rollback_reason(const llama_model * model);
+// Null, or why single tokens cannot be taken back from a context's memory.
+const char * no_rollback_reason(llama_context * ctx);
 
 class target {
   public:
@@ -24,6 +24,12 @@ class target {
 
     // Empties sequence 0.
     void clear();
+
+    // The most positions that remove_from() takes back in place right after they were decoded.
+    int32_t n_rollback() const;
+
+    // Somebody else has decoded: no snapshots of recurrent memory are known.
+    void forget_batch() { batch_first_ = INT32_MAX; }
 
     // Removes the positions from pos on.  False if the memory cannot (recurrent state, a sliding window that has passed): it is
     // then empty and the caller has to decode again.
@@ -48,6 +54,7 @@ class target {
     int32_t                         n_vocab_    = 0;
     size_t                          n_features_ = 0; // m*H
     bool                            is_exact_   = true;
+    int32_t                         batch_first_ = INT32_MAX; // position of the last batch's first token
     std::unique_ptr<feature_source> source_;
 
     // of the batch

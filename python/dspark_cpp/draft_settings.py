@@ -13,6 +13,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from . import errors
 from .draft import Draft, device_of_target
 from .drafters import Drafter
+from .lookup import LookupDrafter
 from .params import devices, ggml_type, integer, number
 
 __all__ = ["DraftSettings", "draft_limit", "refuse_typos"]
@@ -67,11 +68,14 @@ class DraftSettings:
     def is_path(self) -> bool:
         return isinstance(self.draft, (str, os.PathLike))
 
-    def target_layers(self) -> tuple[int, ...]:
-        """The target layers whose inputs will be read. Of a file only the header is."""
-        if isinstance(self.draft, (str, os.PathLike)):
-            return Draft(self.draft, inspect=True).target_layers
-        return tuple(getattr(self.draft, "target_layers", ()))
+    def wants(self) -> tuple[tuple[int, ...], int]:
+        """The target layers whose inputs will be read, and the longest proposal. Of a file only the header is read."""
+        if self.draft is None:
+            return (), 0
+        if isinstance(self.draft, LlamaDraftModel):
+            return (), LookupDrafter.n_draft_max
+        draft = Draft(self.draft, inspect=True) if isinstance(self.draft, (str, os.PathLike)) else self.draft
+        return tuple(getattr(draft, "target_layers", ())), draft.n_draft_max
 
     def load(self, llm: Any) -> Draft | Drafter | LlamaDraftModel | None:
         """The draft, checked against its target; a path is loaded, on the target's device unless told otherwise.

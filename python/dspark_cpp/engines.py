@@ -42,6 +42,8 @@ class PlainEngine:
 
     def keep(self, n: int) -> bool:
         """Cuts the sequence to n tokens; False if the memory cannot, which is then to be reset."""
+        if llama_cpp.llama_n_rs_seq(self.llm._ctx.ctx) and n != self.llm.n_tokens:
+            return False  # llama.cpp would go back to snapshots that decoding one by one does not make
         if not self.llm._ctx.kv_cache_seq_rm(-1, n, -1):
             return False
         self.llm.n_tokens = n

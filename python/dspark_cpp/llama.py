@@ -41,6 +41,8 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     Every keyword of llama_cpp.Llama is taken, and:
 
+    Hybrid targets, whose memory is partly recurrent, get a context with ``n_rs_seq`` snapshots to be drafted for.
+
     Args:
         draft: Path of a draft's GGUF file, a Draft, any Drafter, a LlamaDraftModel, or None; also as ``draft_model``.
         draft_n_max: Most drafted tokens a round; None: chosen automatically; 0: no drafting until ``llm.draft_n_max``
@@ -68,6 +70,9 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     #: tokens that the completion which calls generate() next will take; None or 0: no limit
     _n_wanted: int | None = None
+
+    #: drafted tokens of a round, for the context that __init__ is about to make
+    _n_snapshots = 0
 
     #: an evaluation callback for the context that __init__ is about to make
     _tap: FeatureTap | None = None
@@ -115,7 +120,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         active = install_kernels(kernels, model_path).active
         if flash_attn is None:
             flash_attn = active and not kwargs.get("n_gpu_layers")
-        layers = settings.target_layers()  # a file that is no draft is refused before the target is loaded
+        layers, self._n_snapshots = settings.wants()  # a file that is no draft is refused before the target is loaded
         if layers:
             self._tap = FeatureTap(layers)
         try:
@@ -127,6 +132,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         if self._tap is not None:
             self._tap.give_to(self)
             self._tap = None
+        self._n_snapshots = 0
         self._begin(settings)
 
     def _begin(self, settings: DraftSettings) -> None:
@@ -228,6 +234,12 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         self.__dict__["_model"] = model
         if self._tap is not None and self._tap.is_needed(model):
             self._tap.fill(self.context_params)
+        if self._n_snapshots and (
+            llama_cpp.llama_model_is_recurrent(model.model) or llama_cpp.llama_model_is_hybrid(model.model)
+        ):
+            # of the state after each of the last tokens, to take rejected ones back; none where llama.cpp cannot
+            # (and that needs two tokens more in its batches)
+            self.context_params.n_rs_seq = max(0, min(self._n_snapshots, self.context_params.n_ubatch - 2))
 
     # --- decoding -----------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from dspark_cpp import Llama
 from scripted import PROMPT
+from test_recurrent_targets import write_hybrid
 
 F32 = 0  # ggml_type
 N_CALLS = 150
@@ -21,7 +22,7 @@ N_CALLS = 150
 class Pair:
     """Does the same to a plain and a drafted object."""
 
-    def __init__(self, target: str, draft: str, seed: int) -> None:
+    def __init__(self, target: str, draft: Any, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         settings: dict[str, Any] = {
             "n_ctx": 256,
@@ -36,6 +37,16 @@ class Pair:
         self.llms: list[Any] = [llama_cpp.Llama(target, **settings), Llama(target, draft=draft, **settings)]
         self.states: list[list[Any]] = []
         self.prompt = PROMPT
+
+    def run(self, without: list[str]) -> None:
+        """Makes N_CALLS random calls."""
+        helpers = ["run", "number", "both", "new_prompt", *without]
+        names = [name for name in vars(Pair) if not name.startswith("_") and name not in helpers]
+        names += ["generate"] * 4
+        for _ in range(N_CALLS):
+            getattr(self, names[self.number(0, len(names))])()
+        for llm in self.llms:
+            llm.close()
 
     def number(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high))
@@ -137,10 +148,16 @@ def test_random_calls_leave_a_drafted_object_as_a_plain_one(
     seed: int, tiny_path: Callable[[str], Path], converted: Callable[..., Path]
 ) -> None:
     pair = Pair(str(tiny_path("target-qwen3")), str(converted("deepspec-qwen3-vanilla")), seed)
-    calls = [getattr(pair, name) for name in vars(Pair) if not name.startswith("_")]
-    calls = [c for c in calls if c.__name__ not in ("number", "both", "new_prompt")] + [pair.generate] * 4
-    for _ in range(N_CALLS):
-        calls[pair.number(0, len(calls))]()
+    pair.run(without=[])
     assert pair.llms[1].speculation.total.draft_n_accepted > 10
-    for llm in pair.llms:
-        llm.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_calls_on_hybrid_memory(seed: int, tiny_path: Callable[[str], Path], tmp_path: Path) -> None:
+    """The base cannot cut such a memory: it goes on with a state of tokens that are gone."""
+    path = write_hybrid(tiny_path("target-qwen3"), tmp_path / "hybrid.gguf")
+    lookup = llama_cpp.llama_speculative.LlamaPromptLookupDecoding(2, 3)
+    pair = Pair(str(path), lookup, seed)
+    pair.run(without=["cut"])
+    total = pair.llms[1].speculation.total
+    assert total.draft_n > total.draft_n_accepted > 0

@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp
 import pytest
 from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError
-from scripted import PROMPT, constant, copying
+from scripted import PROMPT, constant, copying, scripted
 from test_recurrent_targets import write_hybrid
 from tiny_mamba import write_mamba
 
@@ -240,23 +240,58 @@ def test_a_vocabulary_alone_is_not_drafted_for(paths: tuple[str, str], opened: C
     assert "vocab_only" in (llm.speculation.disabled_reason or "")
 
 
-@pytest.mark.parametrize("write", [write_hybrid, write_mamba], ids=["hybrid", "recurrent"])
-def test_b24_a_recurrent_target_is_decoded_plainly_and_says_why(
-    write: Callable[..., Path], opened: Callable[..., Any], tiny_path: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = str(write(tiny_path("target-qwen3"), tmp_path / "target.gguf"))
-    drafter = constant(101)
-    base, ours = opened(path, llama_cpp.Llama), opened(path, draft=drafter)
-    assert "recurrent" in ours.speculation.disabled_reason and drafter.proposed == []
+def same_on_recurrent_memory(base: Any, ours: Any) -> None:
+    """Prompts that share beginnings, and a state saved and loaded."""
     for prompt in (PROMPT, PROMPT[:20], [*PROMPT, 65], PROMPT, PROMPT[:5]):
         results = []
         for llm in (base, ours):
             results.append((take(llm, 25, prompt), llm.n_tokens, llm._input_ids.tolist()))
         assert results[0] == results[1]
-    state = ours.save_state()
-    more = take(ours, 10, [*ours._input_ids.tolist(), 65])
-    ours.load_state(state)
-    assert take(ours, 10, [*ours._input_ids.tolist(), 65]) == more
+    for llm in (base, ours):
+        take(llm, 13)
+        state, more = llm.save_state(), [*llm._input_ids.tolist(), 65]
+        want = take(llm, 10, more)
+        take(llm, 5)
+        llm.load_state(state)
+        assert take(llm, 10, more) == want
+
+
+def test_b24_a_recurrent_target_is_decoded_plainly_and_says_why(
+    opened: Callable[..., Any], tiny_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = str(write_mamba(tiny_path("target-qwen3"), tmp_path / "mamba.gguf"))
+    drafter = constant(101)
+    ours = opened(path, draft=drafter)
+    assert "recurrent" in ours.speculation.disabled_reason and drafter.proposed == []
+    same_on_recurrent_memory(opened(path, llama_cpp.Llama), ours)
+
+
+@pytest.mark.parametrize("n_ubatch", [3, 5, 512])
+@pytest.mark.parametrize("pattern", [[0], [7], [0, 1, 2, 3, 4, 5, 6, 7], [7, 0]], ids=str)
+def test_b24_a_hybrid_target_takes_rejected_tokens_back_by_snapshots(
+    pattern: list[int],
+    n_ubatch: int,
+    opened: Callable[..., Any],
+    tiny_path: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    path = str(write_hybrid(tiny_path("target-qwen3"), tmp_path / "hybrid.gguf"))
+    base = opened(path, llama_cpp.Llama)
+    text = take(base, 210)
+    drafter = scripted([*PROMPT, *text], pattern, target_layers=[1])
+    drafter.append = lambda features, position: None  # type: ignore[method-assign]  # a loaded state begins in the middle
+    ours = opened(path, draft=drafter, n_ubatch=n_ubatch)
+    assert ours.speculation.disabled_reason is None
+    assert ours.context_params.n_rs_seq == min(7, n_ubatch - 2)
+    assert take(ours, 200) == text[:200]
+    last = ours.speculation.last
+    assert last.n_rounds_drafted > 20 and (last.draft_n_accepted > 0) == (pattern != [0])
+    assert last.draft_n <= last.n_rounds_drafted * (n_ubatch - 2)
+    same_on_recurrent_memory(base, ours)
+    with ours.drafting(n_max=0):
+        same_on_recurrent_memory(base, ours)
+    ours.draft_model = None
+    same_on_recurrent_memory(base, ours)
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["rotating cache", "full cache"])

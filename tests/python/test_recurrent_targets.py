@@ -125,3 +125,22 @@ def test_closing_early_on_a_recurrent_target_goes_on_where_it_stopped(hybrid: ll
         generator.close()
         got += [session.next() for _ in range(30)]
     assert got == text[:37]
+
+
+def test_a_context_whose_batches_are_too_small_for_its_snapshots_is_refused(hybrid_path: Path) -> None:
+    """llama.cpp would end the process at the first decode."""
+    original = llama_cpp.llama_cpp.llama_context_default_params
+
+    def with_snapshots() -> Any:
+        params = original()
+        params.n_rs_seq = 7
+        return params
+
+    llama_cpp.llama_context_default_params = llama_cpp.llama_cpp.llama_context_default_params = with_snapshots
+    try:
+        llm = llama_cpp.Llama(str(hybrid_path), n_ctx=256, n_batch=8, verbose=False)
+    finally:
+        llama_cpp.llama_context_default_params = llama_cpp.llama_cpp.llama_context_default_params = original
+    with pytest.raises(ValueError, match="n_rs_seq 7 and n_ubatch 8, but llama.cpp needs an n_ubatch of 9"):
+        Session(llm, constant(7))
+    llm.close()
