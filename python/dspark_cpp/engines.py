@@ -84,7 +84,9 @@ class DraftEngine(PlainEngine):
 
     def __init__(self, llm: Any, make_session: Callable[..., Session]) -> None:
         super().__init__(llm)
-        held = np.array(llm.input_ids[: llm.n_tokens])
+        if self._last_position() + 1 < llm.n_tokens:
+            llm.n_tokens = 0  # somebody has emptied the memory
+        held = np.clip(llm.input_ids[: llm.n_tokens], 0, llm._n_vocab - 1)
         self.session = make_session(self.llm, tokens=held, logits_all=llm._logits_all)
 
     def _tokens(self) -> npt.NDArray[np.int32]:

@@ -253,6 +253,14 @@ def test_attach_that_fails_leaves_the_object_alone(
         detach(plain)
 
 
+def test_attach_to_an_object_whose_memory_was_emptied_begins_anew(plain: Any, paths: tuple[str, str]) -> None:
+    want = take(plain, PROMPT, 20)
+    plain._ctx.kv_cache_clear()
+    attach(plain, paths[1])
+    assert take(plain, PROMPT, 20) == want
+    assert plain.speculation.last.n_prompt == len(PROMPT)
+
+
 def test_attach_replaces_a_stock_draft_model_and_detach_gives_it_back(paths: tuple[str, str], plain: Any) -> None:
     lookup = llama_cpp.llama_speculative.LlamaPromptLookupDecoding()
     llm = llama_cpp.Llama(paths[0], draft_model=lookup, **{**SETTINGS, "n_batch": 64})
