@@ -50,8 +50,9 @@ template <class I> struct attention_steps {
     }
 
     static void read(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out) {
+        const size_t length = ggml_row_size(type, n);
         for (int64_t r = 0; r < n_rows; ++r, rows += stride, out += width) {
-            fetch_ahead(rows, stride, ggml_row_size(type, n));
+            fetch_ahead(rows, stride, length);
             read_row(type, rows, n, width, out);
         }
         memset(out, 0, (size_t) ((block_keys - n_rows) * width) * sizeof(float));
