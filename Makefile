@@ -7,8 +7,9 @@ BIN    := $(VENV)/bin
 LLAMA  := llama-cpp-python>=0.3.36,<0.3.37
 SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject.toml
 
-# llama.cpp's threads spin while they wait for each other, which takes minutes where others use the same cores
-TEST_ENV := OMP_WAIT_POLICY=passive
+# llama.cpp's threads spin while they wait for each other, which takes minutes where others use the same cores; the
+# package sees to that (python/dspark_cpp/_openmp.py), but tests import llama_cpp before it
+TEST_ENV := GOMP_SPINCOUNT=1000
 
 .PHONY: demo test consumers san cross bench parity check fmt clean
 

@@ -10,6 +10,8 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from ._openmp import want_short_spins
+
 if TYPE_CHECKING:
     from .attach import attach, detach, install, uninstall
     from .draft import Draft, DraftContext, Proposal
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from .stats import Round, Stats
     from .target import open_target
     from .tokens import TextStream, encode, encode_chat
+
+want_short_spins()
 
 try:
     __version__ = version("dspark-cpp-python")

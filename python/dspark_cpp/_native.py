@@ -14,6 +14,9 @@ import numpy.typing as npt
 from llama_cpp.llama import Llama as BaseLlama  # the class itself: install() gives its name to another
 
 from . import errors
+from ._openmp import forget_short_spins
+
+forget_short_spins()  # llama_cpp has been loaded with them
 
 try:
     from ._ffi import ffi, lib

@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 from .. import __version__, errors
-from ..draft import Draft
 
 __all__ = ["add_parser", "run"]
 
@@ -49,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from ..bench.arms import make_arms
     from ..bench.measure import measure_sets, measure_t_n
     from ..bench.prompts import read_prompts
+    from ..draft import Draft
 
     for name in ("n_predict", "ctx_size", "threads"):
         if getattr(args, name) < 1:
