@@ -1,13 +1,71 @@
 // How many drafted tokens are worth verifying.  Plain floats; knows neither ggml nor llama.cpp.
+//
+// The unit is the token: time is divided by T(1), the time in which plain decoding writes one.
+//
+// depth    After each proposal: the k that maximises E(k) - worth * T(1 + k), with E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 .. a_k the
+//          tokens that a round with k drafts gives (a_i from survival) and `worth` the tokens that the same time gives
+//          elsewhere, which is the pace of late.  The proposal itself is paid for already.
+// account  Whether to propose at all.  Drafting has an account: a drafted round pays in the tokens that it gave and takes out what its
+//          time would have given plainly, proposal included; one token in a hundred is paid in besides.  Where nothing is left,
+//          drafting pauses until that hundredth has filled the account again, and then tries once more from what it knew at first.
+//          So drafting is never slower than plain decoding by more than one in a hundred and a few tokens once, whatever the draft, the text or the machine do.
+//
+// Under sample-and-match the choice may depend on anything; rejection sampling would have to stop at the first draft that does
+// not pay, since later confidences depend on the tokens before them.
 #pragma once
 
-#include <cstddef>
-#include <vector>
+#include "cost_model.h"
+#include "survival.h"
 
 namespace dspark {
 
 // Tokens before the first whose confidence, the sigmoid of its logit, is below min (DeepSpec's confidence_threshold).
 // min = 0 keeps all.
 std::size_t depth_by_confidence(const std::vector<float> & confidence_logits, float min);
+
+class depth_control {
+  public:
+    // n_draft_max: the longest proposal.
+    explicit depth_control(int32_t n_draft_max);
+
+    // True if the next round is worth a proposal.  False: it is plain, because drafting is paused or T(1) has to be measured.
+    bool wants_proposal(int32_t context) const;
+    bool paused() const { return account_ <= 0; }
+
+    // How many of n drafts to verify; confidence_logits is [n] or empty.
+    int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context);
+
+    // Draft i of the round stood, and all before it, or was the first that did not.
+    void observe(int32_t i, const std::vector<float> & confidence_logits, bool stood);
+
+    // What a round was.
+    struct round {
+        int32_t context;       // tokens before it
+        int32_t n_rows;        // of the target's batch
+        double  target_s;      // seconds of the batch, and of taking back what did not stand
+        bool    has_proposal;  // the drafter was asked
+        double  draft_s;       // seconds of that
+        int32_t n_emitted;     // tokens that came of it
+    };
+    void close_round(const round & r);
+
+    // Seconds that the drafter took for rows that it had not been given while drafting was paused.
+    void catch_up(double seconds, int32_t context);
+
+    const cost_model & costs() const { return costs_; }
+    const survival &   survivals() const { return survival_; }
+    double             account() const { return account_; }
+
+  private:
+    void forget();
+
+    int32_t    n_draft_max_;
+    cost_model costs_;
+    survival   survival_;
+    double     account_;
+    double     tokens_, time_;       // fading sums over the drafted rounds: their quotient is the pace
+    int32_t    n_since_plain_ = 0;   // rounds since T(1) was measured
+    bool       was_paused_    = false;
+};
 
 } // namespace dspark

@@ -1,0 +1,263 @@
+// Draft lengths chosen from measured costs, on a machine that is made up: its clock is a number.
+//
+// Stands for: drafting that costs more than it gives (useless, expensive, on a machine where verification is dear), that goes
+// on when text or machine have changed, or that never comes back; a length fixed where the measured slope grows with
+// the context; a stall or a first graph build taken for a cost.
+#include "depth.h"
+#include "test.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+
+using namespace dspark;
+
+// A machine, a text and a draft, all scripted; time in units of T(1) at an empty context.
+struct world {
+    std::function<double(int, int)>   rows  = [](int n, int) { return 1 + 0.15 * (n - 1); };       // by rows, context
+    double                            draft = 0.3;
+    std::function<double(int)>        stands = [](int) { return 0.7; };                            // by round: P(draft i | i - 1)
+    bool                              has_confidence = false;
+    std::function<float(double, std::mt19937 &)> confidence = [](double p, std::mt19937 &) { return (float) p; };
+    double                            noise = 0.1;
+    std::function<double(int)>        busy = [](int) { return 1.0; };                              // slower by this, by round
+    int                               n_max = 7;
+    bool                              vary  = false;   // survival differs between rounds: 0.1 or 0.95, known to the confidence
+    int                               context = 100;
+};
+
+struct outcome {
+    double time = 0, tokens = 0, plain_time = 0;
+    int    n_rounds = 0, n_proposals = 0;
+    std::vector<int> depths;
+    double speedup() const { return plain_time / time; }
+    double mean_depth() const {
+        double sum = 0;
+        for (int k : depths) { sum += k; }
+        return depths.empty() ? 0 : sum / (double) depths.size();
+    }
+};
+
+static outcome run(depth_control & control, world & w, int n_tokens, unsigned seed = 1, int fixed = -1) {
+    std::mt19937                           rng(seed);
+    std::normal_distribution<double>       normal;
+    std::uniform_real_distribution<double> uniform;
+    outcome                                o;
+    auto jitter = [&] { return std::exp(w.noise * normal(rng)); };
+    for (; o.tokens < n_tokens; ++o.n_rounds) {
+        const int    context = w.context + (int) o.tokens;
+        const double busy    = w.busy(o.n_rounds);
+        depth_control::round r = {};
+        r.context = context;
+        std::vector<float> logits;
+        int                k = 0;
+        double p = w.vary ? (uniform(rng) < 0.5 ? 0.1 : 0.95) : w.stands(o.n_rounds);
+        if (fixed > 0 || (fixed < 0 && control.wants_proposal(context))) {
+            r.has_proposal = true;
+            r.draft_s      = w.draft * busy * jitter();
+            for (int i = 0; w.has_confidence && i < w.n_max; ++i) {
+                const float c = w.confidence(p, rng);
+                logits.push_back(std::log(c / (1 - c)));
+            }
+            k = fixed > 0 ? fixed : control.choose(w.n_max, logits, context);
+            ++o.n_proposals;
+            o.depths.push_back(k);
+        }
+        int n_stood = 0;
+        while (n_stood < k && uniform(rng) < p) {
+            control.observe(n_stood++, logits, true);
+        }
+        if (n_stood < k) {
+            control.observe(n_stood, logits, false);
+        }
+        r.n_rows    = 1 + k;
+        r.target_s  = w.rows(1 + k, context) * busy * jitter();
+        r.n_emitted = 1 + n_stood;
+        if (fixed < 0) { control.close_round(r); }
+        o.time += (w.rows(1 + k, context) + (r.has_proposal ? w.draft : 0)) * busy;
+        o.tokens += r.n_emitted;
+        o.plain_time += r.n_emitted * w.rows(1, context) * busy;
+    }
+    return o;
+}
+
+// The worst and the mean speedup against plain decoding over several seeds, each with a control that knows nothing at first.
+struct summary {
+    double worst = 1e9, mean = 0, depth = 0;
+};
+
+static summary over_seeds(world w, int n_tokens) {
+    summary   s;
+    const int n = 8;
+    for (unsigned seed = 1; seed <= n; ++seed) {
+        depth_control control(w.n_max);
+        const outcome o = run(control, w, n_tokens, seed);
+        s.worst         = std::min(s.worst, o.speedup());
+        s.mean += o.speedup() / n;
+        s.depth += o.mean_depth() / n;
+    }
+    return s;
+}
+
+static double stock_rows(int n, int) { return n == 1 ? 1.0 : 1.2 + 0.45 * (n - 1); } // llama.cpp's own kernels
+
+static double best_fixed(world w) {
+    double best = 0;
+    for (int k = 1; k <= w.n_max; ++k) {
+        depth_control unused(w.n_max);
+        best = std::max(best, run(unused, w, 20000, 3, k).speedup());
+    }
+    return best;
+}
+
+static world with_survival(double p) {
+    world w;
+    w.stands = [p](int) { return p; };
+    return w;
+}
+
+// cases D2 and D4: 0.17x at an acceptance of 0.68, and below 1 at every depth
+static void test_never_slower_than_plain() {
+    for (double p : {0.0, 0.3, 0.7}) {
+        world w = with_survival(p);
+        w.rows  = stock_rows;
+        ASSERT(best_fixed(w) < 1);
+        ASSERT(over_seeds(w, 20000).worst > 0.97);
+        w.draft = 5; // by itself dearer than what it could give
+        ASSERT(over_seeds(w, 20000).worst > 0.97);
+    }
+    ASSERT(over_seeds(with_survival(0), 128).worst > 0.95); // what learning that costs
+    ASSERT(over_seeds(with_survival(0), 1000).worst > 0.97);
+}
+
+static void test_a_sure_head_on_a_useless_draft_is_not_believed() {
+    world w          = with_survival(0);
+    w.has_confidence = true;
+    w.confidence     = [](double, std::mt19937 &) { return 0.9f; };
+    ASSERT(over_seeds(w, 1000).worst > 0.97);
+}
+
+static void test_a_good_draft_runs_near_its_best_length() {
+    for (double p : {0.7, 0.9}) {
+        const world w = with_survival(p);
+        ASSERT(over_seeds(w, 5000).mean > 0.94 * best_fixed(w));
+    }
+    world w = with_survival(0.9);
+    w.rows  = stock_rows;
+    ASSERT(over_seeds(w, 5000).mean > 0.94 * best_fixed(w));
+    ASSERT(over_seeds(w, 5000).depth < over_seeds(with_survival(0.9), 5000).depth); // dearer rows, fewer of them
+}
+
+static void test_confidence_beats_every_fixed_length() {
+    world w;
+    w.vary          = true;
+    const double at = best_fixed(w);
+    w.has_confidence = true;
+    ASSERT(over_seeds(w, 5000).mean > 1.15 * at);
+}
+
+// a machine three times slower half of the time is no reason to draft less, or more
+static void test_a_machine_that_gets_busy_changes_nothing() {
+    world w = with_survival(0.7);
+    w.busy  = [](int round) { return round / 50 % 2 ? 3.0 : 1.0; };
+    ASSERT(over_seeds(w, 5000).mean > 0.9 * best_fixed(w));
+    w = with_survival(0);
+    w.busy = [](int round) { return round / 50 % 2 ? 3.0 : 1.0; };
+    ASSERT(over_seeds(w, 5000).worst > 0.97);
+    // a stall of a hundred times, once in a while
+    w      = with_survival(0.9);
+    w.busy = [](int round) { return round % 40 == 39 ? 100.0 : 1.0; };
+    depth_control control(w.n_max);
+    const outcome o = run(control, w, 5000);
+    ASSERT(o.n_proposals > 0.9 * o.n_rounds && o.mean_depth() > 4);
+}
+
+static void test_drafting_pauses_and_comes_back() {
+    world w  = with_survival(0.9);
+    w.stands = [](int round) { return round < 300 ? 0.9 : round < 1500 ? 0.0 : 0.9; }; // code, chat, code
+    depth_control control(w.n_max);
+    outcome       o = run(control, w, 700);
+    ASSERT(!control.paused() && o.speedup() > 1.8);
+    w.stands = [](int) { return 0.0; };
+    o        = run(control, w, 2000);
+    ASSERT(o.speedup() > 0.97 && o.n_proposals < o.n_rounds / 10);
+    w.stands = [](int) { return 0.9; };
+    o        = run(control, w, 2000);
+    ASSERT(o.speedup() > 1.5 && !control.paused());
+}
+
+// case D8: a fixed length of 7 fell to 0.53x at 32k of context, where 3 gave 1.48x
+static void test_the_length_shrinks_where_verification_grows_with_the_context() {
+    world w = with_survival(0.9);
+    w.rows  = [](int n, int context) { return 1 + (n - 1) * (0.1 + context / 8192.0 * 0.25); };
+    depth_control control(w.n_max);
+    const outcome near = run(control, w, 1500);
+    w.context          = 16384;
+    const outcome far  = run(control, w, 1500);
+    ASSERT(near.mean_depth() > 4 && far.mean_depth() < 0.75 * near.mean_depth());
+    ASSERT(far.speedup() > 0.97);
+}
+
+// Any pattern, also one that is wrong whenever drafting has just begun to pay.
+static void test_no_pattern_of_acceptance_makes_it_slower() {
+    for (int period : {2, 8, 64, 512}) {
+        world w  = with_survival(0);
+        w.stands = [period](int round) { return round % period < period / 2 ? 0.0 : 1.0; };
+        ASSERT(over_seeds(w, 5000).worst > 0.97);
+    }
+}
+
+static void test_survival() {
+    survival without(3, false), with(3, true);
+    ASSERT(std::fabs(without.estimate(0, 0.1f) - 0.6f) < 1e-6f && without.estimate(2, 0.1f) == without.estimate(0, 0.9f));
+    ASSERT(with.estimate(0, 0.8f) == 0.8f);
+    for (int i = 0; i < 100; ++i) {
+        with.observe(0, 0.8f, i % 2 == 0);
+        without.observe(0, 0.8f, i % 4 == 0);
+    }
+    ASSERT(std::fabs(with.estimate(0, 0.8f) - 0.5f) < 0.06f);    // a promise of 0.8 that was kept half of the time
+    ASSERT(std::fabs(without.estimate(0, 1.0f) - 0.25f) < 0.06f);
+    ASSERT(without.estimate(2, 1.0f) == without.estimate(0, 1.0f)); // never seen: as the slot before
+    without.observe(9, 1.0f, true);                                   // behind the last slot: ignored
+}
+
+static void test_costs() {
+    cost_model costs(8);
+    costs.measure_rows(1, 100, 50.0); // the first, with warm-up, is not taken
+    for (int i = 0; i < 20; ++i) {
+        costs.measure_rows(1, 100, 1.0);
+        costs.measure_rows(4, 100, 2.0);
+        costs.measure_draft(100, 0.5);
+    }
+    ASSERT(std::fabs(costs.rows(4, 100) / costs.rows(1, 100) - 2.0) < 0.1);
+    ASSERT(std::fabs(costs.draft(100) / costs.rows(1, 100) - 0.5) < 0.03);
+    ASSERT(costs.rows(2, 100) > costs.rows(1, 100) && costs.rows(3, 100) < costs.rows(4, 100) && costs.rows(8, 100) > costs.rows(4, 100));
+    ASSERT(costs.n_measured(4, 100) == 19 && costs.n_measured(2, 100) == 0);
+    const double before = costs.rows(4, 100) / costs.rows(1, 100);
+    costs.measure_rows(4, 100, 200.0); // one stall
+    ASSERT(costs.rows(4, 100) / costs.rows(1, 100) < 1.4 * before);
+    for (double bad : {0.0, -1.0, (double) NAN, (double) INFINITY}) {
+        costs.measure_rows(1, 100, bad);
+    }
+    costs.measure_rows(0, 100, 1.0);
+    costs.measure_rows(99, 100, 1.0);
+    ASSERT(std::isfinite(costs.rows(8, 1 << 30)));
+    for (int i = 0; i < 200; ++i) {
+        ASSERT(costs.rows_at_best(8, 100) <= costs.rows(8, 100));
+    }
+}
+
+int main() {
+    test_survival();
+    test_costs();
+    test_never_slower_than_plain();
+    test_a_sure_head_on_a_useless_draft_is_not_believed();
+    test_a_good_draft_runs_near_its_best_length();
+    test_confidence_beats_every_fixed_length();
+    test_a_machine_that_gets_busy_changes_nothing();
+    test_drafting_pauses_and_comes_back();
+    test_the_length_shrinks_where_verification_grows_with_the_context();
+    test_no_pattern_of_acceptance_makes_it_slower();
+    return 0;
+}
