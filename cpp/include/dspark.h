@@ -337,6 +337,7 @@ typedef struct dspark_session_params {
     int32_t               n_ctx;          /* longest sequence; 0: the target's context size */
     int32_t               n_draft_max;    /* most tokens verified in a round; -1: what the draft proposes; 0: plain */
     float                 confidence_min; /* a proposal ends before the first token of lower confidence; 0: off */
+    bool                  auto_depth;     /* see dspark_session_set_auto_depth(); default false */
     int32_t               feature_source; /* dspark_feature_source */
     dspark_feature_tap *  feature_tap;    /* the tap of the target's context, or NULL */
     const int32_t *       tokens;         /* that the target's memory holds already, at positions 0, 1, ...: see _adopt() */
@@ -418,6 +419,26 @@ DSPARK_API void          dspark_saved_free(uint8_t * data);
  * as before. */
 DSPARK_API dspark_status dspark_session_load(dspark_session * session, const uint8_t * data, size_t size);
 
+/* Whether the session chooses how many drafted tokens a round verifies, from the next round on: the number, 0 included, that gives
+ * most tokens a second by the confidence head (corrected by what was accepted) or else by what was accepted, and by the times
+ * that batches and proposals have taken in this session.  Where drafting does not pay it pauses and tries again now and
+ * then; it is never slower than plain decoding by more than about one token in a hundred.  false: as many as are proposed.
+ * Which tokens come out does not depend on it but for rounding; how many are drafted depends on the machine's clock. */
+DSPARK_API dspark_status dspark_session_set_auto_depth(dspark_session * session, bool on);
+
+/* What the automatic depth is chosen from, as estimated for the present length of the sequence. */
+typedef struct dspark_depth_state {
+    size_t  struct_size;
+    bool    automatic;  /* auto_depth is on */
+    bool    paused;     /* drafting does not pay now: the next rounds are plain */
+    int32_t n_max;      /* longest proposal; 0: no draft, nothing else is set */
+    double  t_draft;    /* seconds of a proposal */
+    double  t_rows  [DSPARK_BLOCK_MAX + 1]; /* seconds of a target batch of 1 + k rows, k = 0 .. n_max */
+    float   survival[DSPARK_BLOCK_MAX];     /* P(draft k stands, if all before it do) where the confidence head is sure; k = 0 .. n_max - 1 */
+} dspark_depth_state;
+
+DSPARK_API dspark_status dspark_session_get_depth(dspark_session * session, dspark_depth_state * state);
+
 typedef struct dspark_session_state {
     size_t       struct_size;
     const char * disabled_reason; /* why the session does not draft now (static text), NULL if it does */
@@ -444,6 +465,7 @@ typedef struct dspark_stats {
     int64_t n_prompt;          /* tokens decoded by append */
     int64_t n_emitted;         /* tokens returned by next */
     int64_t n_rounds;          /* target batches run by next */
+    int64_t n_proposals;       /* of these, for which the drafter was asked */
     int64_t n_rounds_drafted;  /* of these, with at least one drafted token */
     int64_t draft_n;           /* drafted tokens that were put before the target */
     int64_t draft_n_accepted;

@@ -152,6 +152,7 @@ session::params session_params(const dspark_session_params & from) {
     to.logits_all     = from.logits_all;
     to.n_draft_max    = from.n_draft_max;
     to.confidence_min = from.confidence_min;
+    to.auto_depth     = from.auto_depth;
     to.feature_source = from.feature_source;
     to.feature_tap    = from.feature_tap;
     return to;
@@ -709,6 +710,32 @@ dspark_status dspark_session_load(dspark_session * s, const uint8_t * data, size
     return with_session(s, [&](session & impl) {
         need(data, "data");
         impl.load(data, size);
+    });
+}
+
+dspark_status dspark_session_set_auto_depth(dspark_session * s, bool on) {
+    return with_session(s, [&](session & impl) { impl.set_auto_depth(on); });
+}
+
+dspark_status dspark_session_get_depth(dspark_session * s, dspark_depth_state * state) {
+    return with_session(s, [&](session & impl) {
+        need_struct(state, "dspark_depth_state");
+        const depth_control * depth = impl.depth();
+        *state                      = {};
+        state->struct_size          = sizeof(*state);
+        state->automatic            = impl.auto_depth();
+        if (!depth) {
+            return;
+        }
+        state->paused  = depth->paused();
+        state->n_max   = depth->n_draft_max();
+        state->t_draft = depth->costs().draft(impl.n_tokens());
+        for (int32_t k = 0; k <= state->n_max; ++k) {
+            state->t_rows[k] = depth->costs().rows(1 + k, impl.n_tokens());
+        }
+        for (int32_t k = 0; k < state->n_max; ++k) {
+            state->survival[k] = depth->survivals().estimate((size_t) k, 1.0f);
+        }
     });
 }
 

@@ -101,8 +101,4 @@ void depth_control::close_round(const round & r) {
     }
 }
 
-void depth_control::catch_up(double seconds, int32_t context) {
-    account_ -= std::min(seconds / costs_.rows(1, context), account_max); // a stall is not charged in full
-}
-
 } // namespace dspark

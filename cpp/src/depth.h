@@ -49,9 +49,7 @@ class depth_control {
     };
     void close_round(const round & r);
 
-    // Seconds that the drafter took for rows that it had not been given while drafting was paused.
-    void catch_up(double seconds, int32_t context);
-
+    int32_t            n_draft_max() const { return n_draft_max_; }
     const cost_model & costs() const { return costs_; }
     const survival &   survivals() const { return survival_; }
     double             account() const { return account_; }

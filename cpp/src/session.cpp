@@ -1,6 +1,5 @@
 #include "session.h"
 
-#include "depth.h"
 #include "snapshot.h"
 
 #include <algorithm>
@@ -20,6 +19,8 @@ class stopwatch {
   public:
     explicit stopwatch(int64_t & counter) : counter_(counter), start_(clock::now()) {}
     ~stopwatch() { counter_ += std::chrono::duration_cast<std::chrono::microseconds>(clock::now() - start_).count(); }
+
+    double seconds() const { return std::chrono::duration<double>(clock::now() - start_).count(); }
 
   private:
     using clock = std::chrono::steady_clock;
@@ -65,6 +66,9 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
     }
     if (!(settings.confidence_min >= 0.0f && settings.confidence_min <= 1.0f)) {
         fail(DSPARK_ERROR_ARGUMENT, format("confidence_min is %g, expected 0 to 1", (double) settings.confidence_min));
+    }
+    if (!disabled_reason_) {
+        depth_ = std::make_unique<depth_control>(draft_->n_draft_max());
     }
     n_ctx_ = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
     reset_stats();
@@ -149,15 +153,21 @@ void session::forget_owed(int32_t n_rows) {
     n_owed_ -= n_rows;
 }
 
-// Rows 0 .. row() of the round belong to decoded, accepted tokens.
-void session::close_round() {
+// Rows 0 .. row() of the round belong to decoded, accepted tokens.  is_complete: all that it could give was taken.
+void session::close_round(bool is_complete) {
     if (!round_open_) {
         return;
     }
     round_open_ = false;
     logits_row_ = -1;
     if (round_.n_accepted() < round_.n_drafted()) {
+        stopwatch watch(stats_.t_verify_us);
         remove_target_tail();
+        round_costs_.target_s += watch.seconds();
+    }
+    if (round_is_auto_ && is_complete) {
+        round_costs_.n_emitted = 1 + round_.n_accepted();
+        depth_->close_round(round_costs_);
     }
     stopwatch watch(stats_.t_draft_us);
     owe_drafter(round_features_, round_.row() + 1);
@@ -234,6 +244,30 @@ int32_t session::draft_limit(int32_t n_draft_max) const {
     return std::max(0, std::min({n, n_ctx_ - n_tokens() - 1, target_.n_batch() - 1, target_.n_rollback()}));
 }
 
+// At most limit tokens to follow the pending one.
+void session::propose(int32_t limit, proposal & drafted) {
+    const int64_t before = draft_->compute_us();
+    stopwatch     watch(stats_.t_draft_us);
+    pay_drafter();
+    draft_->propose(pending_, limit, drafted);
+    stats_.t_draft_compute_us += draft_->compute_us() - before;
+    ++stats_.n_proposals;
+    drafted.truncate((size_t) limit);
+    if (!drafted.confidence_logits.empty()) {
+        drafted.truncate(depth_by_confidence(drafted.confidence_logits, params_.confidence_min));
+    }
+    for (int32_t id : drafted.ids) {
+        if (id < 0 || id >= target_.n_vocab()) {
+            fail(DSPARK_ERROR_CALLBACK, format("the drafter proposed token %d, expected 0 to %d", id, target_.n_vocab() - 1));
+        }
+    }
+    round_costs_.has_proposal = true;
+    round_costs_.draft_s      = watch.seconds();
+    if (round_is_auto_) {
+        drafted.truncate((size_t) depth_->choose((int32_t) drafted.ids.size(), drafted.confidence_logits, n_tokens()));
+    }
+}
+
 // Proposes behind the pending token and decodes both in one batch.
 void session::start_round(int32_t n_draft_max) {
     const int32_t pos    = n_tokens();
@@ -244,21 +278,11 @@ void session::start_round(int32_t n_draft_max) {
 
     proposal      drafted;
     const int32_t limit = draft_limit(n_draft_max);
-    if (limit > 0) {
-        const int64_t before = draft_->compute_us();
-        stopwatch     watch(stats_.t_draft_us);
-        pay_drafter();
-        draft_->propose(anchor, limit, drafted);
-        stats_.t_draft_compute_us += draft_->compute_us() - before;
-        drafted.truncate((size_t) limit);
-        if (!drafted.confidence_logits.empty()) {
-            drafted.truncate(depth_by_confidence(drafted.confidence_logits, params_.confidence_min));
-        }
-        for (size_t i = 0; i < drafted.ids.size(); ++i) {
-            if (drafted.ids[i] < 0 || drafted.ids[i] >= target_.n_vocab()) {
-                fail(DSPARK_ERROR_CALLBACK, format("the drafter proposed token %d, expected 0 to %d", drafted.ids[i], target_.n_vocab() - 1));
-            }
-        }
+    round_is_auto_      = params_.auto_depth && depth_;
+    round_costs_        = {};
+    round_costs_.context = pos;
+    if (limit > 0 && (!round_is_auto_ || depth_->wants_proposal(pos))) {
+        propose(limit, drafted);
     }
 
     std::vector<int32_t> batch = {anchor};
@@ -266,6 +290,8 @@ void session::start_round(int32_t n_draft_max) {
     {
         stopwatch watch(stats_.t_verify_us);
         target_.decode(batch.data(), (int32_t) batch.size(), pos, 0, round_features_);
+        round_costs_.n_rows   = (int32_t) batch.size();
+        round_costs_.target_s = watch.seconds();
     }
     tokens_.push_back(anchor);
     pending_          = -1;
@@ -291,7 +317,12 @@ int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
     }
     require_untouched();
     if (pending_ >= 0) {
-        if (round_open_ && round_.accept(pending_)) {
+        const bool is_drafted = round_open_ && round_.n_accepted() < round_.n_drafted();
+        const bool stands     = is_drafted && round_.accept(pending_);
+        if (is_drafted && round_is_auto_) {
+            depth_->observe(stands ? round_.n_accepted() - 1 : round_.n_accepted(), round_confidence_, stands);
+        }
+        if (stands) {
             tokens_.push_back(pending_);
             pending_ = -1;
             ++stats_.draft_n_accepted;
@@ -299,7 +330,7 @@ int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
                 ++stats_.n_accepted_at[round_.n_accepted() - 1];
             }
         } else {
-            close_round();
+            close_round(true);
             start_round(n_draft_max);
         }
         logits_row_ = round_.row();

@@ -7,6 +7,7 @@
 //     of rows that it failed to take, offered again before its next proposal.
 #pragma once
 
+#include "depth.h"
 #include "drafter.h"
 #include "target.h"
 #include "verify.h"
@@ -23,6 +24,7 @@ class session {
         bool                 logits_all     = false;
         int32_t              n_draft_max    = -1;
         float                confidence_min = 0;
+        bool                 auto_depth     = false;
         int32_t              feature_source = DSPARK_FEATURES_AUTO;
         dspark_feature_tap * feature_tap    = nullptr;
     };
@@ -54,6 +56,10 @@ class session {
     const dspark_stats &         stats() const { return stats_; }
     void                         reset_stats();
     int32_t                      pending() const { return pending_; }
+    bool                         auto_depth() const { return params_.auto_depth; }
+    void                         set_auto_depth(bool on) { params_.auto_depth = on; }
+    // What the automatic length is chosen from; null without a draft.
+    const depth_control *        depth() const { return depth_.get(); }
     bool                         has_round() const { return has_round_; }
     int32_t                      logits_row() const { return logits_row_; }
 
@@ -73,7 +79,8 @@ class session {
     void    forget_round();
     int32_t draft_limit(int32_t n_draft_max) const;
     void    start_round(int32_t n_draft_max);
-    void    close_round();
+    void    close_round(bool is_complete = false);
+    void    propose(int32_t limit, proposal & drafted);
     void    remove_target_tail();
     void    drop_stale_tail();
     void    decode_again();
@@ -90,6 +97,7 @@ class session {
 
     ownership                owned_;
     std::unique_ptr<drafter> draft_;
+    std::unique_ptr<depth_control> depth_; // null without a draft
     const char *             disabled_reason_; // why it never drafts, null: it may
     target                   target_;
     params                   params_;
@@ -108,6 +116,8 @@ class session {
     verification       round_;
     std::vector<float> round_confidence_; // logits
     std::vector<float> round_features_;   // [1 + n_drafted][m*H]
+    bool               round_is_auto_ = false; // its length was chosen by depth_, which wants to know how it ends
+    depth_control::round round_costs_ = {};
 
     std::vector<float> owed_features_; // [n_owed_][m*H]
     int32_t            n_owed_ = 0;

@@ -88,6 +88,7 @@ class DraftEngine(PlainEngine):
             llm.n_tokens = 0  # somebody has emptied the memory
         held = np.clip(llm.input_ids[: llm.n_tokens], 0, llm._n_vocab - 1)
         self.session = make_session(self.llm, tokens=held, logits_all=llm._logits_all)
+        self._automatic = False  # how the session chooses its draft lengths
 
     def _tokens(self) -> npt.NDArray[np.int32]:
         session = self.session
@@ -169,6 +170,9 @@ class DraftEngine(PlainEngine):
             llm.n_tokens += 1
         if self.session.logits_row is None and pending is None:
             return super().choose(sampler, None, 0)  # the base has decoded
+        automatic = llm.draft_n_max is None
+        if automatic is not self._automatic:
+            self.session.auto_depth = self._automatic = automatic
         limit = n_after if llm.draft_n_max is None else min(n_after, llm.draft_n_max)
         token = self.session.next(sampler, n_draft_max=limit)
         if llm._logits_all:

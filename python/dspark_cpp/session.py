@@ -16,7 +16,7 @@ from .draft import Draft
 from .drafters import Bridge, Drafter
 from .params import fill_context_params, integer, number
 from .sampling import sampler_pointer
-from .stats import Round, Stats
+from .stats import Depth, Round, Stats
 from .target import feature_tap
 
 __all__ = ["Session"]
@@ -71,6 +71,8 @@ class Session:
         n_ctx: Longest sequence; None: the target's context size.
         tokens: What the target's memory holds already, at positions 0, 1, ... (see adopt()); None: it is emptied.
         logits_all: append() computes the logits of every token, not of the last alone.
+        auto_depth: Verify as many drafted tokens as give most tokens a second, none included, by what was accepted and
+            by the times measured in this session; else as many as are proposed.
         confidence_min: A proposal ends before the first token whose confidence is lower; 0: off.
         n_threads: Threads of the draft; None: those of the target.
         type_k, type_v: Types of the draft's cache.
@@ -94,6 +96,7 @@ class Session:
         n_ctx: int | None = None,
         tokens: Sequence[int] | None = None,
         logits_all: bool = False,
+        auto_depth: bool = False,
         confidence_min: float = 0.0,
         n_threads: int | None = None,
         type_k: str = "f16",
@@ -110,6 +113,7 @@ class Session:
         kept = as_tokens(() if tokens is None else tokens)
         params.tokens, params.n_tokens = ffi.cast("int32_t *", kept.ctypes.data), len(kept)
         params.logits_all = bool(logits_all)
+        params.auto_depth = bool(auto_depth)
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
         params.confidence_min = number(confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
         params.feature_source = _SOURCES[feature_source]
@@ -385,6 +389,30 @@ class Session:
         return self._finish_reason
 
     @property
+    def auto_depth(self) -> bool:
+        """Whether draft lengths are chosen automatically; may be assigned, and holds from the next round on."""
+        return self.depth.automatic
+
+    @auto_depth.setter
+    def auto_depth(self, on: bool) -> None:
+        self._check(lib.dspark_session_set_auto_depth(self._handle(), bool(on)))
+
+    @property
+    def depth(self) -> Depth:
+        """What automatic draft lengths are chosen from."""
+        out = ffi.new("dspark_depth_state *")
+        out.struct_size = ffi.sizeof("dspark_depth_state")
+        check(lib.dspark_session_get_depth(self._handle(), out))
+        n = out.n_max
+        return Depth(
+            automatic=bool(out.automatic),
+            paused=bool(out.paused),
+            t_draft=float(out.t_draft),
+            t_rows=tuple(ffi.unpack(out.t_rows, n + 1)) if n else (),
+            survival=tuple(ffi.unpack(out.survival, n)) if n else (),
+        )
+
+    @property
     def stats(self) -> Stats:
         out = ffi.new("dspark_stats *")
         out.struct_size = ffi.sizeof("dspark_stats")
@@ -393,6 +421,7 @@ class Session:
             n_prompt=out.n_prompt,
             n_emitted=out.n_emitted,
             n_rounds=out.n_rounds,
+            n_proposals=out.n_proposals,
             n_rounds_drafted=out.n_rounds_drafted,
             draft_n=out.draft_n,
             draft_n_accepted=out.draft_n_accepted,

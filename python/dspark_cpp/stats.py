@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import Any
 
-__all__ = ["Round", "Stats"]
+__all__ = ["Depth", "Round", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,22 @@ class Round:
 
 
 @dataclass(frozen=True)
+class Depth:
+    """What the automatic draft length is chosen from, as estimated for the present length of the sequence."""
+
+    #: whether the length is automatic
+    automatic: bool
+    #: whether drafting is paused, since it does not pay now
+    paused: bool
+    #: seconds of a proposal
+    t_draft: float
+    #: seconds of a target batch of 1 + k rows, for k = 0, 1, ... up to the longest proposal
+    t_rows: tuple[float, ...]
+    #: P(draft k stands, if all before it do) where the confidence head is sure
+    survival: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Stats:
     """Counters of a session since its creation or the last reset. Times are in seconds.
 
@@ -38,6 +54,7 @@ class Stats:
     n_prompt: int
     n_emitted: int
     n_rounds: int
+    n_proposals: int
     n_rounds_drafted: int
     draft_n: int
     draft_n_accepted: int

@@ -24,14 +24,14 @@ def add_parser(subparsers: Any) -> None:
     p.add_argument("-p", "--prompt", default=PROMPT, help="a user's message (default: %(default)s)")
     p.add_argument("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens to generate (%(default)s)")
     p.add_argument("-t", "--threads", type=int, metavar="N", help="threads; default: llama-cpp-python's choice")
-    p.add_argument("--n-max", type=int, metavar="K", help="most drafted tokens a round; default: all")
+    p.add_argument("--n-max", type=int, metavar="K", help="most drafted tokens a round; default: automatic")
     p.add_argument("--repeat", type=int, default=3, metavar="R", help="interleaved runs of each (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import demo
+    from .. import demo, kernels
     from ..draft import Draft
     from ..session import Session
     from ..target import open_target
@@ -41,12 +41,14 @@ def run(args: argparse.Namespace) -> int:
         if value < 1:
             raise errors.ArgumentError(f"{name} is {value}, expected 1 or more")
     threads = {} if args.threads is None else {"n_threads": args.threads}
-    llm = open_target(demo.target_path(), n_ctx=2048, verbose=False, **threads)
+    active = kernels.install("auto").active
+    llm = open_target(demo.target_path(), n_ctx=2048, flash_attn=active, verbose=False, **threads)
     draft = Draft(demo.draft_path(), target=llm)
     prompt = encode_chat(llm, [{"role": "user", "content": args.prompt}])
 
     def once(drafting: bool) -> dict[str, Any]:
-        with Session(llm, draft if drafting else None, n_draft_max=args.n_max) as session:
+        one = draft if drafting else None
+        with Session(llm, one, n_draft_max=args.n_max, auto_depth=args.n_max is None) as session:
             tokens = session.generate(prompt, max_tokens=args.n_predict)
             start = time.perf_counter()
             ids = list(tokens)
@@ -94,8 +96,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"by position: {', '.join(f'{rate:.2f}' for rate in stats.acceptance_per_position)}")
     ms = 1e3 / max(1, stats.n_rounds)
     print(f"one round:   draft {stats.t_draft * ms:.2f} ms, target {stats.t_verify * ms:.2f} ms")
-    if rates[1] < rates[0]:
-        print(
-            "Verifying a block costs more here than it saves: llama.cpp's CPU kernels do not make small batches cheap."
-        )
+    print(f"kernels:     {kernels.state().isa if active else 'of llama.cpp: ' + kernels.state().reason}")
     return 0

@@ -41,11 +41,15 @@ def add_parser(subparsers: Any) -> None:
     p.add_argument("--min-p", type=float, default=0.05)
     p.add_argument("--seed", type=int, help="seed of the draws; default: random")
     p.add_argument("--no-draft", action="store_true", help="decode plainly")
-    p.add_argument(
-        "--n-max", type=int, metavar="K", help="most drafted tokens a round; default: all that the draft proposes"
-    )
+    p.add_argument("--n-max", type=int, metavar="K", help="most drafted tokens a round; default: automatic")
     p.add_argument(
         "--confidence-min", type=float, default=0.0, metavar="P", help="end a proposal at a lower confidence (0)"
+    )
+    p.add_argument(
+        "--kernels",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="this package's CPU kernels, or llama.cpp's (auto)",
     )
     p.add_argument("--ignore-eos", action="store_true", help="do not stop at end-of-generation tokens")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -84,7 +88,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from .. import demo
+    from .. import demo, kernels
     from ..draft import Draft
     from ..sampling import Sampler
     from ..session import Session
@@ -98,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
     # before the target, which takes longer: a wrong draft is then known at once
     if draft_path and not args.no_draft:
         Draft(draft_path, inspect=True).close()
+    active = kernels.install(args.kernels, target_path).active
     try:
         llm = open_target(
             target_path,
+            flash_attn=active and args.gpu_layers == 0,
             n_ctx=args.ctx_size,
             n_batch=args.batch_size,
             n_gpu_layers=args.gpu_layers,
@@ -118,7 +124,9 @@ def run(args: argparse.Namespace) -> int:
         if args.temp > 0
         else None
     )
-    with Session(llm, draft, n_draft_max=args.n_max, confidence_min=args.confidence_min) as session:
+    with Session(
+        llm, draft, n_draft_max=args.n_max, auto_depth=args.n_max is None, confidence_min=args.confidence_min
+    ) as session:
         stream = TextStream(llm)
         ids: list[int] = []
         pieces: list[str] = []
