@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .engines import DraftEngine, PlainEngine
 from .session import Session
-from .stats import Stats
+from .stats import Depth, Stats
 
 __all__ = ["Speculation"]
 
@@ -43,6 +43,11 @@ class Speculation:
     def exact(self) -> bool:
         """True if no draft can have changed a bit of any logits so far; see Session.exact."""
         return self._session is None or self._session.closed or self._session.exact
+
+    @property
+    def depth(self) -> Depth | None:
+        """What automatic draft lengths are chosen from, and whether drafting is paused; None without drafting."""
+        return None if self._session is None or self._session.closed else self._session.depth
 
     @property
     def total(self) -> Stats:

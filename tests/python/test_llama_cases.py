@@ -15,6 +15,7 @@ from scripted import PROMPT, constant, copying, scripted
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
+    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
     "n_ctx": 512,
     "n_threads": 1,
     "n_threads_batch": 1,

@@ -118,6 +118,11 @@ def test_completion_is_the_same_for_every_max_tokens(n: int | None, stream: bool
 
 def test_every_piece_of_an_accepted_block_may_be_a_stop_string(pair: Pair) -> None:
     """C14: also across tokens and rounds, streamed or not, and against max_tokens."""
+    with pair[1].drafting(n_max=7):
+        check_every_piece(pair)
+
+
+def check_every_piece(pair: Pair) -> None:
     text = same(pair, complete())["choices"][0]["text"]
     assert pair[1].speculation.last.draft_n_accepted > 10
     for i, width, stream in itertools.product(range(0, 20), (1, 2, 5), (False, True)):
@@ -585,7 +590,7 @@ def test_a_stock_draft_model_drafts_and_never_shows_what_was_not_verified(
 def test_prompt_lookup_is_accepted_on_text_that_repeats(tiny_path: Callable[[str], Path]) -> None:
     plain = llama_cpp.Llama(str(tiny_path("target-qwen3")), **SETTINGS)
     lookup = llama_cpp.llama_speculative.LlamaPromptLookupDecoding(num_pred_tokens=10)
-    drafted = Llama(str(tiny_path("target-qwen3")), draft_model=lookup, **SETTINGS)
+    drafted = Llama(str(tiny_path("target-qwen3")), draft_model=lookup, draft_n_max=10, **SETTINGS)
     same((plain, drafted), complete(max_tokens=200))
     assert drafted.speculation.last.draft_n_accepted > 20
     plain.close(), drafted.close()
@@ -594,7 +599,7 @@ def test_prompt_lookup_is_accepted_on_text_that_repeats(tiny_path: Callable[[str
 def test_any_drafter_will_do(tiny_path: Callable[[str], Path]) -> None:
     plain = llama_cpp.Llama(str(tiny_path("target-qwen3")), **SETTINGS)
     drafter = Recorder(lambda anchor, position, n: [101] * n, 5)
-    drafted = Llama(str(tiny_path("target-qwen3")), draft=drafter, **SETTINGS)
+    drafted = Llama(str(tiny_path("target-qwen3")), draft=drafter, draft_n_max=5, **SETTINGS)
     same((plain, drafted), complete(max_tokens=50))
     assert drafted.draft is drafter and len(drafter.proposed) > 5
     plain.close(), drafted.close()

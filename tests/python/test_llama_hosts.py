@@ -18,6 +18,7 @@ from tiny_mrope import decode_image, write_mrope
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
+    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
     "n_ctx": 512,
     "n_threads": 1,
     "n_threads_batch": 1,

@@ -19,6 +19,7 @@ from tiny_mamba import write_mamba
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
+    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
     "n_ctx": 512,
     "n_threads": 1,
     "n_threads_batch": 1,
@@ -145,7 +146,7 @@ def test_the_draft_length_may_be_changed_for_a_call_and_inside_a_stream(
     with llm.drafting(n_max=0):
         assert take(llm, 60) == want
         assert llm.speculation.last.draft_n == 0
-    assert llm.draft_n_max is None
+    assert llm.draft_n_max == 31
     assert take(llm, 60) == want
     assert llm.speculation.last.n_drafted_at[6] > 0
     with llm.drafting(n_max=2):

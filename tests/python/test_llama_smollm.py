@@ -18,6 +18,7 @@ from same import collect, differences
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
+    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
     "n_ctx": 1024,
     "n_threads": 2,
     "n_threads_batch": 2,

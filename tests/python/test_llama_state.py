@@ -16,6 +16,7 @@ from scripted import PROMPT
 
 F32 = 0  # ggml_type
 SETTINGS: dict[str, Any] = {
+    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
     "n_ctx": 512,
     "n_threads": 1,
     "n_threads_batch": 1,
@@ -196,7 +197,8 @@ def test_e9_a_state_from_another_process_is_taken(
     code = """
 import itertools, json, pickle, sys
 from dspark_cpp import Llama
-llm = Llama(sys.argv[1], draft=sys.argv[2], n_ctx=512, n_threads=1, verbose=False, type_k=0, type_v=0)
+llm = Llama(sys.argv[1], draft=sys.argv[2], draft_n_max=31, n_ctx=512, n_threads=1, verbose=False, type_k=0,
+    type_v=0)
 llm.load_state(pickle.load(open(sys.argv[3], "rb")))
 got = list(itertools.islice(llm.generate(json.loads(sys.argv[4]), temp=0.0), 30))
 print(got, llm.speculation.last.draft_n_accepted)

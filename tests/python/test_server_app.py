@@ -77,7 +77,11 @@ class Server:
 
 @pytest.fixture(scope="module")
 def paths(tiny_path: Callable[[str], Path], converted: Callable[..., Path]) -> dict[str, str]:
-    return {"model": str(tiny_path("target-qwen3")), "draft": str(converted("deepspec-qwen3-vanilla"))}
+    return {
+        "model": str(tiny_path("target-qwen3")),
+        "draft": str(converted("deepspec-qwen3-vanilla")),
+        "draft_n_max": 31,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +233,8 @@ def test_logits_are_kept_only_if_asked_for(paths: dict[str, str]) -> None:
 def test_two_models_have_a_draft_each(paths: dict[str, str], converted: Callable[..., Path]) -> None:
     models = [
         ModelSettings(model=paths["model"], model_alias="plain", **COMMON),
-        ModelSettings(**paths, model_alias="drafted", draft_n_max=2, **COMMON),
-        ModelSettings(**paths, model_alias="off", draft_n_max=0, **COMMON),
+        ModelSettings(**{**paths, "draft_n_max": 2}, model_alias="drafted", **COMMON),
+        ModelSettings(**{**paths, "draft_n_max": 0}, model_alias="off", **COMMON),
     ]
     server = Server(create_app(server_settings=ServerSettings(), model_settings=models))
     assert [m["id"] for m in server.request("GET", "/v1/models").json()["data"]] == ["plain", "drafted", "off"]
@@ -247,7 +251,7 @@ def test_two_models_have_a_draft_each(paths: dict[str, str], converted: Callable
 
 
 def test_prompt_lookup_still_works(paths: dict[str, str]) -> None:
-    settings = Settings(model=paths["model"], draft_model="prompt-lookup-decoding", **COMMON)
+    settings = Settings(model=paths["model"], draft_model="prompt-lookup-decoding", draft_n_max=10, **COMMON)
     server = Server(create_app(settings))
     answer = server.post("/v1/completions", prompt=TEXT * 2, max_tokens=20, temperature=0.0)
     assert answer["timings"]["draft_n"] > 0

@@ -68,6 +68,7 @@ def settings(tiny_path: Callable[[str], Path], converted: Callable[..., Path]) -
     return {
         "model": str(tiny_path("target-qwen3")),
         "draft": str(converted("deepspec-qwen3-vanilla")),
+        "draft_n_max": 31,
         "n_ctx": 512,
         "n_threads": 1,
         "n_threads_batch": 1,
@@ -80,7 +81,7 @@ def settings(tiny_path: Callable[[str], Path], converted: Callable[..., Path]) -
 @pytest.fixture(scope="module")
 def server(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     chat = {**settings, "chat_format": "chatml-function-calling", "model_alias": "chat", "logits_all": True}
-    plain = {k: v for k, v in settings.items() if k != "draft"} | {"model_alias": "plain"}
+    plain = {k: v for k, v in settings.items() if not k.startswith("draft")} | {"model_alias": "plain"}
     config = tmp_path_factory.mktemp("server") / "config.json"
     config.write_text(json.dumps({"host": "127.0.0.1", "port": 0, "models": [chat, plain]}))
     process = Process("--config_file", config)
