@@ -8,7 +8,8 @@ namespace dspark {
 namespace {
 
 // In tokens of plain decoding.
-constexpr double account_start = 2;    // what a useless draft may cost before anything is known
+constexpr double account_start = 4;    // what a useless draft may cost before anything is known
+constexpr double account_retry = 3;    // and after a pause
 constexpr double account_max   = 12;   // what may be lost again of what was won
 constexpr double income        = 0.01; // for each token's time
 
@@ -93,11 +94,14 @@ void depth_control::close_round(const round & r) {
         time_   = pace_memory * time_ + time;
     }
     account_ = std::min(account_, account_max);
-    if (r.has_proposal) {
-        was_paused_ = paused();
-        if (was_paused_) {
-            forget();
-        }
+    if (paused_) {
+        paused_     = account_ < account_retry;
+        was_paused_ = !paused_;
+    } else if (account_ <= 0) {
+        paused_ = true;
+        forget();
+    } else if (r.has_proposal) {
+        was_paused_ = false;
     }
 }
 

@@ -7,7 +7,8 @@
 //          elsewhere, which is the pace of late.  The proposal itself is paid for already.
 // account  Whether to propose at all.  Drafting has an account: a drafted round pays in the tokens that it gave and takes out what its
 //          time would have given plainly, proposal included; one token in a hundred is paid in besides.  Where nothing is left,
-//          drafting pauses until that hundredth has filled the account again, and then tries once more from what it knew at first.
+//          drafting pauses until that hundredth has paid in three tokens, and then tries again from what it knew at first.  (With
+//          less, chance decides: a round gives one token or three, and a draft that pays is given up after an unlucky one.)
 //          So drafting is never slower than plain decoding by more than one in a hundred and a few tokens once, whatever the draft, the text or the machine do.
 //
 // Under sample-and-match the choice may depend on anything; rejection sampling would have to stop at the first draft that does
@@ -30,7 +31,7 @@ class depth_control {
 
     // True if the next round is worth a proposal.  False: it is plain, because drafting is paused or T(1) has to be measured.
     bool wants_proposal(int32_t context) const;
-    bool paused() const { return account_ <= 0; }
+    bool paused() const { return paused_; }
 
     // How many of n drafts to verify; confidence_logits is [n] or empty.
     int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context);
@@ -63,7 +64,8 @@ class depth_control {
     double     account_;
     double     tokens_, time_;       // fading sums over the drafted rounds: their quotient is the pace
     int32_t    n_since_plain_ = 0;   // rounds since T(1) was measured
-    bool       was_paused_    = false;
+    bool       paused_        = false;
+    bool       was_paused_    = false; // and nothing was tried since
 };
 
 } // namespace dspark
