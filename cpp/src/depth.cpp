@@ -9,7 +9,7 @@ namespace {
 
 // In tokens of plain decoding.
 constexpr double account_start = 4;    // what a useless draft may cost before anything is known
-constexpr double account_retry = 3;    // and after a pause
+constexpr double account_retry = 2;    // and after a pause
 constexpr double account_max   = 12;   // what may be lost again of what was won
 constexpr double income        = 0.01; // for each token's time
 

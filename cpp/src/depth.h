@@ -7,7 +7,7 @@
 //          elsewhere, which is the pace of late.  The proposal itself is paid for already.
 // account  Whether to propose at all.  Drafting has an account: a drafted round pays in the tokens that it gave and takes out what its
 //          time would have given plainly, proposal included; one token in a hundred is paid in besides.  Where nothing is left,
-//          drafting pauses until that hundredth has paid in three tokens, and then tries again from what it knew at first.  (With
+//          drafting pauses until that hundredth has paid in two tokens, and then tries again from what it knew at first.  (With
 //          less, chance decides: a round gives one token or three, and a draft that pays is given up after an unlucky one.)
 //          So drafting is never slower than plain decoding by more than one in a hundred and a few tokens once, whatever the draft, the text or the machine do.
 //

@@ -165,8 +165,9 @@ void session::close_round(bool is_complete) {
         remove_target_tail();
         round_costs_.target_s += watch.seconds();
     }
-    if (round_is_auto_ && is_complete) {
-        round_costs_.n_emitted = 1 + round_.n_accepted();
+    if (round_is_auto_) {
+        // drafts of a round that nobody reads to its end were paid for in vain
+        round_costs_.n_emitted = is_complete ? 1 + round_.n_accepted() : std::max(1, round_sampled_);
         depth_->close_round(round_costs_);
     }
     stopwatch watch(stats_.t_draft_us);
