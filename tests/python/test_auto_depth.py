@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dspark_cpp import Session
-from scripted import PROMPT, constant
+from scripted import PROMPT, Recorder, constant
 
 F32_CACHES = {"n_threads": 1, "type_k": "f32", "type_v": "f32"}
 
@@ -29,16 +30,17 @@ def test_the_text_is_the_plain_one_and_switching_holds_from_the_next_round(
         assert session.stats.draft_n_accepted > 0  # in the rounds that were not automatic, if in no other
 
 
-def test_a_draft_that_is_always_wrong_is_soon_asked_no_more(open_tiny: Callable[..., Any]) -> None:
-    """Elsewhere a useless draft halves the speed for as long as it is configured (case D2)."""
-    drafter = constant(0)
-    with Session(open_tiny(), drafter, auto_depth=True) as session:
+def test_a_dear_draft_that_is_always_wrong_is_soon_asked_no_more(open_tiny: Callable[..., Any]) -> None:
+    """Elsewhere a useless draft slows decoding down for as long as it is configured (case D2)."""
+
+    def choose(anchor: int, position: int, n_max: int) -> list[int]:
+        time.sleep(0.02)  # many of this target's tokens, on any machine
+        return [0] * n_max
+
+    with Session(open_tiny(), Recorder(choose), auto_depth=True) as session:
         list(session.generate(PROMPT, max_tokens=400, stop_at_eog=False))
         stats, depth = session.stats, session.depth
-    assert stats.n_emitted == 400 and stats.draft_n_accepted < 20
-    # an account of two tokens and one in a hundred; batches of tiny models cost what the machine pleases
-    assert stats.n_proposals < 120 and stats.n_rounds - stats.n_proposals > 280
-    assert stats.draft_n <= 7 * stats.n_proposals
+    assert stats.n_emitted == 400 and 0 < stats.n_proposals < 60
     assert depth.automatic and len(depth.t_rows) == 8 and depth.t_rows[0] > 0
 
 
