@@ -450,7 +450,7 @@ typedef struct dspark_session_state {
     int32_t      logits_row;      /* of the target's last batch (llama_get_logits_ith): the logits that follow the n_tokens, from which the
                                    * pending token was sampled or the next one will be; -1: none are there */
     bool         has_round;       /* a round was run since the last append or rewind */
-    bool         exact;           /* every batch so far was computed by the kernels alone, so that no row's logits depended on the other
+    bool         exact;           /* every batch of the sequence was computed by the kernels alone, in this session or the one it was loaded from, so that no row's logits depended on the other
                                    * rows: the tokens are, bit for bit, those of plain decoding with the same kernels */
 } dspark_session_state;
 

@@ -50,7 +50,7 @@ class draft_loader {
         if (arch != "dflash") {
             const bool spelled = arch == "dspark" || arch == "dflash-draft";
             file.refuse(format("general.architecture is \"%s\", expected \"dflash\"%s", arch.c_str(),
-                               spelled ? " (the name that llama.cpp gives DSpark and DFlash drafts; convert the checkpoint again)" : ""));
+                               spelled ? " (the name that llama.cpp gives DSpark and DFlash drafts; convert the checkpoint again)" : "; is this the target?"));
         }
         if (file.has("dflash.hyper_connection.count") && file.get_u32("dflash.hyper_connection.count") > 0) {
             file.refuse("DeepSeek-V4 drafts (dflash.hyper_connection.count > 0) are not supported");

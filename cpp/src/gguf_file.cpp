@@ -56,6 +56,9 @@ gguf_file::gguf_file(const std::string & path) : path_(path) {
         fail(DSPARK_ERROR_FILE, format("cannot open \"%s\": %s", path.c_str(), std::strerror(errno)));
     }
     file_size_ = size_of(file_.get());
+    if (file_size_ >= (uint64_t) INT64_MAX) { // what a folder seems to have
+        fail(DSPARK_ERROR_FILE, format("\"%s\" is a folder, expected a GGUF file; a checkpoint is converted with: dspark-cpp convert", path.c_str()));
+    }
 
     // looked at before ggml does: its loader prints to the log, and cannot say what it found instead
     char magic[4] = {0, 0, 0, 0};

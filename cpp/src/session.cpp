@@ -359,6 +359,9 @@ void session::rewind(int32_t n_tokens_kept) {
     forget_round();
     tokens_.resize((size_t) n_tokens_kept);
     remove_target_tail();
+    if (tokens_.empty()) {
+        target_.set_exact(true);
+    }
     if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {
         forget_owed(std::min(n_owed_, n_draft_past() - n_tokens_kept));
     }
@@ -396,6 +399,7 @@ void session::adopt(const int32_t * tokens, int32_t n) {
     n_owed_ = 0;
     tokens_.assign(tokens, tokens + n);
     remove_target_tail();
+    target_.set_exact(n == 0); // whoever decoded them
     if (draft_) {
         draft_->restart(n);
     }
@@ -416,7 +420,7 @@ static uint64_t target_fingerprint(const llama_model * model) {
     return hash.value();
 }
 
-// target, drafter (0: without its part), tokens; then the drafter's part.
+// target, drafter (0: without its part), number of tokens, whether they are exact, tokens; then the drafter's part.
 std::vector<uint8_t> session::save() {
     settle();
     pay_drafter();
@@ -426,6 +430,7 @@ std::vector<uint8_t> session::save() {
     to.put(target_fingerprint(target_.model()));
     to.put(with_draft ? draft_->fingerprint() : (uint64_t) 0);
     to.put(n_tokens());
+    to.put((int32_t) target_.is_exact());
     to.put(tokens_.data(), tokens_.size() * sizeof(int32_t));
     if (with_draft) {
         draft_->save(to);
@@ -438,6 +443,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
     const uint64_t  of_target = from.get<uint64_t>();
     const uint64_t  of_draft  = from.get<uint64_t>();
     const int32_t   n         = from.get<int32_t>();
+    const bool      is_exact  = from.get<int32_t>() != 0;
     if (of_target != target_fingerprint(target_.model())) {
         fail(DSPARK_ERROR_MISMATCH, "the saved state was made with another target");
     }
@@ -462,6 +468,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
         }
     }
     target_.forget_batch();
+    target_.set_exact(is_exact);
     forget_round();
     owed_features_.clear();
     n_owed_ = 0;

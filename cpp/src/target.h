@@ -40,6 +40,8 @@ class target {
 
     // True if in every batch so far a row's logits did not depend on the other rows: all was computed by our kernels.
     bool is_exact() const { return is_exact_; }
+    // What the memory holds was decoded by others, or is gone.
+    void set_exact(bool is_exact) { is_exact_ = is_exact; }
 
     const char * source_name() const { return source_ ? source_->name() : "none"; }
 

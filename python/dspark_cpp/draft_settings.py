@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 from . import errors
+from ._native import BaseLlama
 from .draft import Draft, device_of_target
 from .drafters import Drafter
 from .lookup import LookupDrafter
@@ -113,8 +115,11 @@ class DraftSettings:
 def refuse_typos(given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ArgumentError for a keyword that is meant for us and is not one of ours."""
     known = list(known)
+    base = inspect.signature(BaseLlama.__init__).parameters
     for name in given:
-        if name not in known and any(word in name.lower() for word in _OURS):
+        if name in known or name in base:
+            continue
+        if any(word in name.lower() for word in _OURS) or difflib.get_close_matches(name, known, cutoff=0.75):
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
             raise errors.ArgumentError(f"{name} is not a keyword of Llama; {hint}")

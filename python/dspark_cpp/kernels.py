@@ -50,10 +50,13 @@ def install(
         ArgumentError: another mode.
         BindingError: mode "on" where the kernels cannot run.
     """
-    if mode == "auto":
-        mode = os.environ.get("DSPARK_KERNELS", mode)  # type: ignore[assignment]
-    if mode not in _MODES:
-        raise errors.ArgumentError(f'the mode of the kernels is {mode!r}, expected "auto", "on" or "off"')
+    what = "the mode of the kernels"
+    if mode == "auto" and os.environ.get("DSPARK_KERNELS"):
+        what, mode = "the environment variable DSPARK_KERNELS", os.environ["DSPARK_KERNELS"]  # type: ignore[assignment]
+    if not isinstance(mode, str) or mode not in _MODES:
+        raise errors.ArgumentError(f'{what} is {mode!r}, expected "auto", "on" or "off"')
+    if model_path is not None and not isinstance(model_path, (str, os.PathLike)):
+        raise errors.ArgumentError(f"model_path is {model_path!r}, expected a path")
     n_bytes = os.path.getsize(model_path) if model_path is not None and os.path.exists(model_path) else 0
     check(lib.dspark_kernels_install(_MODES[mode], n_bytes))
     return state()

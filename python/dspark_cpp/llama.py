@@ -387,7 +387,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             if self._turns.inside():
                 raise errors.StateError("the Llama cannot be closed from inside one of its own calls")
             with self._turns.call():
-                _ = self.speculation.total  # stays readable
+                _ = self.speculation.total, self.speculation.exact  # stay readable
                 self._free()
                 self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
 

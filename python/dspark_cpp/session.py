@@ -371,7 +371,7 @@ class Session:
 
     @property
     def exact(self) -> bool:
-        """Whether every batch so far was computed by ``dspark_cpp.kernels`` alone.
+        """Whether every batch of the sequence was computed by ``dspark_cpp.kernels`` alone.
 
         No row's logits then depended on the other rows of its batch, and the tokens are, bit for bit, those of plain
         decoding with the same kernels.

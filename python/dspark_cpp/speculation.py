@@ -24,6 +24,7 @@ class Speculation:
         self.n_max = n_max
         self._total = self._start = self._end = Stats.zero()
         self._running = False
+        self._exact = True
 
     @property
     def disabled_reason(self) -> str | None:
@@ -42,7 +43,9 @@ class Speculation:
     @property
     def exact(self) -> bool:
         """True if no draft can have changed a bit of any logits so far; see Session.exact."""
-        return self._session is None or self._session.closed or self._session.exact
+        if self._session is not None and not self._session.closed:
+            self._exact = self._session.exact
+        return self._exact
 
     @property
     def depth(self) -> Depth | None:

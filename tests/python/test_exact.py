@@ -38,3 +38,42 @@ def test_without_the_kernels_a_session_does_not_claim_to_be_exact(
 ) -> None:
     done = run_python(PROGRAM, "off", smollm_path, demo_draft_path, timeout=240)
     assert done.stdout.splitlines()[1:3] == ["False", "False"]  # type: ignore[attr-defined]
+
+
+CLAIMS = """
+import sys
+from dspark_cpp import Llama, kernels
+target, draft = sys.argv[1:]
+settings = dict(n_ctx=256, n_threads=2, verbose=False, draft=draft, draft_n_max=6)
+llm = Llama(target, **settings)
+reason = kernels.state().reason
+kernels.install("off")
+llm("Once upon a time", max_tokens=8, temperature=0)
+seen = [llm.speculation.exact]
+saved = llm.save_state()
+kernels.install("auto")
+llm.draft_model = llm.draft  # the sequence is kept
+llm.eval([1])
+seen.append(llm.speculation.exact)
+other = Llama(target, **settings)
+other.load_state(saved)
+other.eval([1])
+seen.append(other.speculation.exact)
+llm.close()
+seen.append(llm.speculation.exact)
+other.reset()
+other("Once upon a time", max_tokens=8, temperature=0)
+print(reason, *seen, other.speculation.exact, sep="|")
+"""
+
+
+def test_rows_of_other_kernels_in_the_memory_end_the_claim_until_they_are_gone(
+    run_python: Callable[..., object], smollm_path: object, demo_draft_path: str
+) -> None:
+    """A saved state, a new draft or close() made an inexact sequence exact."""
+    done = run_python(CLAIMS, smollm_path, demo_draft_path, timeout=240)
+    assert done.stderr == "", done.stderr  # type: ignore[attr-defined]
+    reason, *seen = done.stdout.strip().split("|")  # type: ignore[attr-defined]
+    if reason:
+        pytest.skip(f"no kernels here: {reason}")
+    assert seen == ["False"] * 4 + ["True"]

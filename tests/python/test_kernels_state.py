@@ -108,3 +108,27 @@ def test_a_drafts_quantised_weights_are_packed(demo_draft_path: str, tmp_path: P
     with Draft(tmp_path / "q8.gguf"):
         assert kernels.state().n_bytes - before > 5_000_000
     assert kernels.state().n_bytes == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("fast",), "the mode of the kernels is 'fast', expected"),
+        (([],), r"the mode of the kernels is \[\], expected"),
+        (("auto", 3.5), "model_path is 3.5, expected a path"),
+        (("auto", 1), "model_path is 1, expected a path"),
+    ],
+)
+def test_arguments_of_other_types_are_refused_in_a_sentence(arguments: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        kernels.install(*arguments)
+
+
+def test_the_environment_decides_in_place_of_auto_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPARK_KERNELS", "garbage")
+    with pytest.raises(ArgumentError, match="the environment variable DSPARK_KERNELS is 'garbage'"):
+        kernels.install("auto")
+    monkeypatch.setenv("DSPARK_KERNELS", "")  # exported and empty: as if it were not there
+    kernels.install("auto")
+    monkeypatch.setenv("DSPARK_KERNELS", "off")
+    assert not kernels.install("auto").active

@@ -321,7 +321,7 @@ def test_damaged_files_never_crash(
 
 def test_missing_foreign_and_empty_files(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere.gguf", "cannot open .*No such file or directory", FileError)
-    refuse(tmp_path, "Is a directory|not a readable file", FileError)
+    refuse(tmp_path, "Is a directory|is a folder, expected a GGUF file", FileError)
     empty = tmp_path / "empty.gguf"
     empty.write_bytes(b"")
     refuse(empty, r"at least 4 bytes \(it has 0\)", FileError)

@@ -6,20 +6,23 @@ from typing import Any
 
 from ..errors import ArgumentError
 
-__all__ = ["plot"]
+__all__ = ["plot", "require_matplotlib"]
 
 _PLAIN = ("llama-cpp-python", "its prompt lookup")
 
 
-def plot(report: dict[str, Any], path: str) -> None:
-    """Speed of every arm relative to plain llama-cpp-python, by prompt set, and what a batch of n costs.
-
-    Raises: ArgumentError: matplotlib is not installed.
-    """
+def require_matplotlib() -> None:
+    """Raises: ArgumentError: matplotlib is not installed."""
     try:
-        import matplotlib  # type: ignore[import-not-found, unused-ignore]
+        import matplotlib  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
     except ImportError:
         raise ArgumentError("--plot needs matplotlib: pip install 'dspark-cpp-python[bench]'") from None
+
+
+def plot(report: dict[str, Any], path: str) -> None:
+    """Speed of every arm relative to plain llama-cpp-python, by prompt set, and what a batch of n costs."""
+    import matplotlib  # type: ignore[import-not-found, unused-ignore]
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

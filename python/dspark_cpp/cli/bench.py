@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure; 0 on success."""
     from ..bench.arms import make_arms
     from ..bench.measure import measure_sets, measure_t_n
+    from ..bench.plot import plot, require_matplotlib
     from ..bench.prompts import read_prompts
     from ..draft import Draft
 
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     with Draft(args.draft, inspect=True) as draft:
         draft.check_target(args.model)
         longest = draft.n_draft_max
+    if args.plot:
+        require_matplotlib()
     lengths = _lengths(args.n_max, longest)
     arms = make_arms(
         args.model,
@@ -85,8 +88,6 @@ def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if args.plot:
-        from ..bench.plot import plot
-
         plot(report, args.plot)
     print(json.dumps(report, indent=1) if args.json else "\n".join(_lines(report)))
     return 0
@@ -105,6 +106,8 @@ def _lengths(text: str | None, longest: int) -> list[int]:
 def _tell(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _peak_memory() -> int | None:
