@@ -78,3 +78,12 @@ def tensor(path: Path, name: str) -> np.ndarray:
     """A tensor in NumPy order."""
     found = next(t for t in GGUFReader(path).tensors if t.name == name)
     return np.array(found.data)
+
+
+def copy_tokenizer(source: Path, writer: GGUFWriter) -> None:
+    """Gives a file that is being written the tokenizer of another."""
+    for name, field in GGUFReader(source).fields.items():
+        if name.startswith("tokenizer."):
+            kind = field.types[0]
+            item = field.types[-1] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=item)

@@ -10,7 +10,8 @@ import llama_cpp
 import numpy as np
 import pytest
 from dspark_cpp import Session
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
+from gguf_edit import copy_tokenizer
 from scripted import PROMPT, constant
 
 
@@ -19,11 +20,7 @@ def write_hybrid(tokenizer: Path, out: Path) -> Path:
     H, F, n_head, n_kv, taps, V = 64, 96, 4, 2, 3, 320
     rng = np.random.default_rng(0)
     w = GGUFWriter(out, "lfm2")
-    for name, field in GGUFReader(tokenizer).fields.items():
-        if name.startswith("tokenizer."):
-            kind = field.types[0]
-            item = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            w.add_key_value(name, field.contents(), kind, sub_type=item)
+    copy_tokenizer(tokenizer, w)
     w.add_block_count(3)
     w.add_context_length(512)
     w.add_embedding_length(H)

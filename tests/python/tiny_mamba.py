@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFWriter
+from gguf_edit import copy_tokenizer
 
 
 def write_mamba(tokenizer: Path, out: Path) -> Path:
@@ -13,11 +14,7 @@ def write_mamba(tokenizer: Path, out: Path) -> Path:
     H, inner, state, rank, kernel, V = 64, 128, 8, 4, 4, 320
     rng = np.random.default_rng(1)
     w = GGUFWriter(out, "mamba")
-    for name, field in GGUFReader(tokenizer).fields.items():
-        if name.startswith("tokenizer."):
-            kind = field.types[0]
-            item = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            w.add_key_value(name, field.contents(), kind, sub_type=item)
+    copy_tokenizer(tokenizer, w)
     w.add_block_count(2)
     w.add_context_length(512)
     w.add_embedding_length(H)

@@ -7,7 +7,8 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFWriter
+from gguf_edit import copy_tokenizer
 
 
 def write_mrope(tokenizer: Path, out: Path) -> Path:
@@ -15,11 +16,7 @@ def write_mrope(tokenizer: Path, out: Path) -> Path:
     H, F, n_head, n_kv, head, V = 64, 96, 4, 2, 16, 320
     rng = np.random.default_rng(2)
     w = GGUFWriter(out, "qwen2vl")
-    for name, field in GGUFReader(tokenizer).fields.items():
-        if name.startswith("tokenizer."):
-            kind = field.types[0]
-            item = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            w.add_key_value(name, field.contents(), kind, sub_type=item)
+    copy_tokenizer(tokenizer, w)
     w.add_block_count(3)
     w.add_context_length(512)
     w.add_embedding_length(H)
