@@ -16,7 +16,7 @@ from .. import __version__, errors
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor", "bench", "serve")
+_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor", "bench", "evaluate", "serve")
 
 
 class _Version(argparse.Action):

@@ -1,0 +1,129 @@
+"""dspark-cpp evaluate: how many of a draft's tokens stand, and whether its confidence head says so truly."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from .. import errors
+
+__all__ = ["add_parser", "run"]
+
+_FEW = 5  # prompts; below that chance decides
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "evaluate",
+        help="measure how many of a draft's tokens stand",
+        description="Drive a target with a draft, always at its full length, and count which of its tokens stand: by "
+        "prompt set, by position in the block and by length of the context. Speed is `bench`'s.",
+    )
+    parser.add_argument("-m", "--model", required=True, metavar="TARGET.gguf", help="the target")
+    parser.add_argument("-md", "--draft", required=True, metavar="DRAFT.gguf", help="its draft")
+    parser.add_argument(
+        "--prompts",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help='JSON lines with "prompt", "turns" or "ids", or plain text with a prompt a line; a file is a set',
+    )
+    parser.add_argument("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens of each (default: 128)")
+    parser.add_argument("-c", "--ctx-size", type=int, default=2048, metavar="N", help="context (default: 2048)")
+    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="threads")
+    parser.add_argument("--limit", type=int, metavar="N", help="prompts of each file (default: all)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        nargs="+",
+        default=[0.0, 1.0],
+        metavar="T",
+        help="each is a run of its own; 0: greedy (default: 0 1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)")
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; -: print it instead")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; 0 on success."""
+    from ..evaluation import evaluate
+
+    if args.json and args.json != "-":
+        _check_folder(args.json)
+    report = evaluate(
+        args.model,
+        args.draft,
+        args.prompts,
+        n_predict=args.n_predict,
+        limit=args.limit,
+        temperatures=args.temperature,
+        n_ctx=args.ctx_size,
+        n_threads=args.threads,
+        seed=args.seed,
+        tell=_tell,
+    )
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    if args.json and args.json != "-":
+        _write(args.json, json.dumps(report, indent=1))
+    print(json.dumps(report, indent=1) if args.json == "-" else "\n".join(_lines(report)))
+    return 0
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _check_folder(path: str) -> None:
+    """Measuring takes minutes: what cannot be written is known before."""
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise errors.FileError(f"{path}: there is no folder of that name")
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as exc:
+        raise errors.FileError(f"{path}: cannot be written: {exc.strerror or exc}") from None
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    n = report["n_draft_max"]
+    out = [f"{report['target']} with {report['draft']}, {n} drafted tokens a round"]
+    for part in report["runs"]:
+        t = part["temperature"]
+        out += [
+            "",
+            "greedy" if t == 0 else f"temperature {t:g}",
+            f"  {'':22} prompts  rounds  tokens/round  stands if all before it do, by position",
+        ]
+        for name, row in (*part["sets"].items(), ("all", part["overall"])):
+            out.append(_row(name, row) + (f"  [{row['kind']}]" if row.get("kind", "text") != "text" else ""))
+        out.append(f"  {'':22} stands, of all rounds: {_rates(part['overall'], 'cumulative')}")
+        out.append("  by position of the anchor:")
+        for row in part["depths"]:
+            name = f"{row['from']} to {row['to']}"
+            notes = [f"only {row['n_prompts']} prompts"] if row["n_prompts"] < _FEW else []
+            notes += ["beyond the length that the draft was trained for"] if row["to"] >= report["n_ctx_train"] else []
+            out.append(_row(name, row) + (f"  [{', '.join(notes)}]" if notes else ""))
+    return out
+
+
+def _row(name: str, row: dict[str, Any]) -> str:
+    length = row["mean_accepted_length"]
+    error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.2f}"
+    length = "-" if length is None else f"{length:.2f}{error}"
+    return f"  {name:22} {row['n_prompts']:7} {row['n_rounds']:7} {length:>13}  {_rates(row, 'conditional')}"
+
+
+def _rates(row: dict[str, Any], which: str) -> str:
+    return " ".join("-" if p[which] is None else f"{p[which]:.2f}" for p in row["positions"])
