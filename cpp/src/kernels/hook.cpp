@@ -34,6 +34,11 @@ bool takes(const ggml_tensor * op) {
     }
 }
 
+// Left to ggml, and as independent of other rows as what is taken: the transform of each row that goes before quantised caches.
+bool keeps_rows_apart(const ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT && op->op_params[1] == GGML_HINT_SRC0_IS_HADAMARD;
+}
+
 class traits final : public tensor_traits {
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         const bool taken = takes(op);
@@ -41,7 +46,7 @@ class traits final : public tensor_traits {
             const_cast<ggml_tensor *>(op)->extra = taken ? const_cast<char *>(&mark) : nullptr;
         }
         if (!taken) {
-            n_declined.fetch_add(1, std::memory_order_relaxed);
+            n_declined.fetch_add(keeps_rows_apart(op) ? 0 : 1, std::memory_order_relaxed);
         } else {
             size = op->op == GGML_OP_MUL_MAT ? matmul_work_size(n_threads, op) : attention_work_size(n_threads, op);
         }
