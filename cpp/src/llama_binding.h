@@ -57,7 +57,8 @@
     X(llama_model_is_recurrent) X(llama_model_is_hybrid) X(llama_model_has_encoder) X(llama_model_meta_val_str)        \
     X(llama_model_size)                                                                                                \
     X(llama_vocab_n_tokens) X(llama_vocab_type) X(llama_vocab_get_text)                                                \
-    X(llama_n_ctx_seq) X(llama_n_batch) X(llama_n_ubatch) X(llama_n_rs_seq) X(llama_n_seq_max) X(llama_decode) X(llama_get_logits_ith)                     \
+    X(llama_n_ctx_seq) X(llama_n_batch) X(llama_n_ubatch) X(llama_n_rs_seq) X(llama_n_seq_max)                  \
+    X(llama_get_causal_attn) X(llama_decode) X(llama_get_logits_ith)                                                   \
     X(llama_get_memory) X(llama_memory_clear) X(llama_memory_seq_rm)                                                   \
     X(llama_memory_seq_pos_min) X(llama_memory_seq_pos_max)                                                            \
     X(llama_sampler_sample)

@@ -52,6 +52,9 @@ static const char * never_reason(llama_context * ctx, const drafter * draft, con
     if (settings.n_draft_max == 0) {
         return "n_draft_max is 0";
     }
+    if (!llama_get_causal_attn(ctx)) {
+        return "the target's attention is not causal: a drafted token would change the logits of those before it";
+    }
     return no_rollback_reason(ctx);
 }
 

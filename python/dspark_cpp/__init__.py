@@ -7,7 +7,10 @@ be bound to the installed llama.cpp.
 from __future__ import annotations
 
 import importlib
+import logging
+import re
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._openmp import want_short_spins
@@ -37,11 +40,14 @@ if TYPE_CHECKING:
     from .tokens import TextStream, encode, encode_chat
 
 want_short_spins()
+logging.getLogger("dspark_cpp").addHandler(logging.NullHandler())  # Python prints the warnings of a library without one
 
 try:
     __version__ = version("dspark-cpp-python")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+unknown"
+except PackageNotFoundError:  # run from a source tree that was never installed: the C header has it
+    _header = Path(__file__).resolve().parents[2] / "cpp" / "include" / "dspark.h"
+    _found = re.search(r'DSPARK_VERSION "(.+)"', _header.read_text("utf-8")) if _header.exists() else None
+    __version__ = _found[1] if _found else "0+unknown"
 
 _HOME = {
     "Draft": "draft",

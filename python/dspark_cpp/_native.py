@@ -126,7 +126,7 @@ def require_llama(llm: Any) -> None:
         raise errors.ArgumentError(f"the target is a {type(llm).__name__}, expected a llama_cpp.Llama")
     # after Llama.close() its model is gone, and llama.cpp would crash on it
     if getattr(llm._model, "model", None) is None or getattr(llm._ctx, "ctx", None) is None:
-        raise errors.StateError("the target Llama is closed")
+        raise errors.StateError("the Llama is closed")
 
 
 def model_pointer(llm: Any) -> Any:

@@ -255,6 +255,15 @@ class Proposal:
         return len(self.ids)
 
 
+def is_draft(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a draft that this version can run; only its header is read."""
+    try:
+        Draft(path, inspect=True).close()
+    except errors.DSparkError:
+        return False
+    return True
+
+
 class DraftContext:
     """One sequence of a draft, for whoever drives the target himself. One thread at a time.
 

@@ -22,6 +22,18 @@ __all__ = ["DraftSettings", "draft_limit", "refuse_typos"]
 
 #: words by which a keyword is meant for us; llama_cpp itself ignores every keyword that it does not know
 _OURS = ("draft", "specul", "spec_", "confidence", "kernel")
+#: what others call ours
+_MEANT = {
+    "draft_path": "draft",
+    "draft_file": "draft",
+    "draft_gguf": "draft",
+    "draft_model_path": "draft",
+    "model_draft": "draft",
+    "n_draft": "draft_n_max",
+    "num_draft": "draft_n_max",
+    "n_max": "draft_n_max",
+    "nmax": "draft_n_max",
+}
 
 
 def draft_limit(n_max: Any) -> int | None:
@@ -119,7 +131,8 @@ def refuse_typos(given: Iterable[str], known: Iterable[str]) -> None:
     for name in given:
         if name in known or name in base:
             continue
-        if any(word in name.lower() for word in _OURS) or difflib.get_close_matches(name, known, cutoff=0.75):
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        meant = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, known, cutoff=0.75)
+        if meant or any(word in name.lower() for word in _OURS):
+            close = meant or difflib.get_close_matches(name, known, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
             raise errors.ArgumentError(f"{name} is not a keyword of Llama; {hint}")

@@ -33,6 +33,7 @@ def generate(
     sampling: dict[str, Any],
 ) -> Generator[int, Sequence[int] | None, None]:
     """Yields tokens; at each, the Llama's record holds the prompt and all yielded before this one."""
+    _ = llm.ctx  # refuses a closed one
     engine, speculation = llm._engine, llm.speculation
     n_wanted, llm._n_wanted = llm._n_wanted or 0, None
     if n_wanted <= 0:

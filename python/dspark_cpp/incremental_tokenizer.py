@@ -83,7 +83,7 @@ class IncrementalTokenizer(LlamaTokenizer):  # type: ignore[misc, unused-ignore]
         if not 0 <= token < self._n_vocab:
             raise errors.ArgumentError(f"token is {token}, expected 0 to {self._n_vocab - 1}")
         if self._model.model is None:
-            raise errors.StateError("the model of this tokenizer is closed")
+            raise errors.StateError("the Llama is closed")
         buffer = ctypes.create_string_buffer(_PIECE_SIZE)
         n = llama_cpp.llama_token_to_piece(self._model.vocab, token, buffer, _PIECE_SIZE, 0, special)
         return buffer.raw[: max(n, 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,11 @@ from . import errors
 from ._native import check, ffi, lib, text
 
 __all__ = ["KernelState", "install", "state"]
+
+log = logging.getLogger("dspark_cpp")
+
+#: whether install() was called before
+_chosen = False
 
 _MODES = {"auto": lib.DSPARK_KERNELS_AUTO, "on": lib.DSPARK_KERNELS_ON, "off": lib.DSPARK_KERNELS_OFF}
 
@@ -58,8 +64,15 @@ def install(
     if model_path is not None and not isinstance(model_path, (str, os.PathLike)):
         raise errors.ArgumentError(f"model_path is {model_path!r}, expected a path")
     n_bytes = os.path.getsize(model_path) if model_path is not None and os.path.exists(model_path) else 0
+    before = state()
     check(lib.dspark_kernels_install(_MODES[mode], n_bytes))
-    return state()
+    now = state()
+    global _chosen
+    if _chosen and before.active != now.active:  # models that are open already round differently from now on
+        switched = "switched on" if now.active else f"not in use any more ({now.reason})"
+        log.warning("the kernels of dspark_cpp are %s, for every model of this process", switched)
+    _chosen = True
+    return now
 
 
 def state() -> KernelState:

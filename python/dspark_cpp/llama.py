@@ -27,13 +27,12 @@ from .kernels import install as install_kernels
 from .lookup import LookupDrafter
 from .session import Session
 from .speculation import Speculation
-from .target import FeatureTap
+from .target import FeatureTap, refuse_draft
 from .turns import Turns
 
 __all__ = ["Llama"]
 
 log = logging.getLogger("dspark_cpp")
-log.addHandler(logging.NullHandler())  # Python prints the warnings of a library without one
 
 
 class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
@@ -65,7 +64,8 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     Raises:
         ArgumentError: A keyword is out of its range, or looks like a misspelled one of these.
-        FileError, FormatError: The draft cannot be read. MismatchError: It does not belong to the target.
+        FileError, FormatError: The draft cannot be read, or the target is a draft.
+        MismatchError: They do not belong together.
     """
 
     #: tokens that the completion which calls generate() next will take; None or 0: no limit
@@ -120,14 +120,20 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         active = install_kernels(kernels, model_path).active
         if flash_attn is None:
             flash_attn = active and not kwargs.get("n_gpu_layers")
-        layers, self._n_snapshots = settings.wants()  # a file that is no draft is refused before the target is loaded
+        try:
+            layers, self._n_snapshots = settings.wants()  # what is no draft is refused before the target is loaded
+        except errors.FormatError:
+            refuse_draft(model_path)  # the two are swapped
+            raise
         if layers:
             self._tap = FeatureTap(layers)
         try:
             super().__init__(os.fspath(model_path), flash_attn=flash_attn, **kwargs)
-        except BaseException:
+        except BaseException as exception:
             if self._tap is not None:
                 self._tap.free()
+            if isinstance(exception, ValueError):
+                refuse_draft(model_path)
             raise
         if self._tap is not None:
             self._tap.give_to(self)
@@ -202,8 +208,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     @draft_model.setter
     def draft_model(self, draft: Any) -> None:
         if "_engine" in self.__dict__:  # not yet in the base's constructor, which has got none
-            with self._turns.call():
-                _ = self.ctx  # refuses a closed one
+            with self._call():
                 self._use(DraftSettings(**{**self._settings.__dict__, "draft": draft}))
 
     @property
@@ -230,8 +235,11 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     @_model.setter
     def _model(self, model: Any) -> None:
-        # the base's constructor has the model, and makes the context next
         self.__dict__["_model"] = model
+        if "_ctx" in self.__dict__:
+            return
+        # the base's constructor has the model, and makes the context next
+        refuse_draft(self.model_path, model)
         if self._tap is not None and self._tap.is_needed(model):
             self._tap.fill(self.context_params)
         if self._n_snapshots and (
@@ -293,9 +301,16 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         )
         return self._turns.serve(steps)
 
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """The body is one call, of an object that is open."""
+        with self._turns.call():
+            _ = self.ctx
+            yield
+
     def eval(self, tokens: Sequence[int]) -> None:
         """Decodes tokens behind the first ``n_tokens`` of the sequence; the draft sees them too."""
-        with self._turns.call():
+        with self._call():
             self._engine.follow(trusting=True)
             self._engine.append(as_tokens(tokens))
 
@@ -304,9 +319,10 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """Samples from the logits at ``idx``, the last position by default; see llama_cpp.Llama.sample()."""
-        with self._turns.call():
-            if self._engine.llm.n_tokens:
-                restore_logits(self, self._engine)
+        with self._call():
+            if not self.n_tokens:
+                raise errors.StateError("there is nothing to sample from: no tokens were decoded")
+            restore_logits(self, self._engine)
             if idx is not None and idx != self.n_tokens - 1 and not self._logits_all:
                 raise errors.ArgumentError(
                     f"idx is {idx}, expected {self.n_tokens - 1}: without logits_all there are logits of the last token"
@@ -315,13 +331,12 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     def reset(self) -> None:
         """Forgets the sequence."""
-        with self._turns.call():
-            _ = self.ctx  # refuses a closed one
+        with self._call():
             super().reset()
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """See llama_cpp.Llama.embed()."""
-        with self._turns.call():
+        with self._call():
             return super().embed(*args, **kwargs)
 
     def _create_completion(
@@ -340,13 +355,15 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     def save_state(self) -> llama_cpp.LlamaState:
         """The sequence, with the draft's side of it; a plain llama_cpp.Llama can load it too."""
-        with self._turns.call():
+        with self._call():
             self._engine.follow(trusting=True)
             return saved.save(self, super().save_state())
 
     def load_state(self, state: llama_cpp.LlamaState) -> None:
         """Takes back a saved sequence; one saved without a draft, or with another, makes the draft begin anew."""
-        with self._turns.call():
+        if not isinstance(state, llama_cpp.LlamaState):
+            raise errors.ArgumentError(f"the state is a {type(state).__name__}, expected a LlamaState of save_state()")
+        with self._call():
             saved.load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:

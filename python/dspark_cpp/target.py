@@ -11,11 +11,31 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as api
 
+from . import errors
 from ._native import BaseLlama, check, ffi, lib
+from .draft import is_draft
 
 __all__ = ["open_target"]
 
 _lock = threading.Lock()
+
+
+def architecture(model: Any) -> str:
+    """ "llama", "qwen3", ...: what the file of a model says, which llama_cpp's internals hold."""
+    buffer = ctypes.create_string_buffer(64)
+    llama_cpp.llama_model_meta_val_str(model.model, b"general.architecture", buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def refuse_draft(path: str | os.PathLike[str], model: Any = None) -> None:
+    """Raises FormatError if a draft's file was given as the target.
+
+    llama.cpp takes some of them for models of their own (``model``), and says of the others only that it has failed.
+    """
+    if is_draft(path) if model is None else architecture(model) == "dflash":
+        raise errors.FormatError(
+            f'"{os.fspath(path)}" is a draft, not a target: give the path of its target here, and this one as the draft'
+        ) from None
 
 
 class FeatureTap:
@@ -32,8 +52,7 @@ class FeatureTap:
 
     def is_needed(self, model: Any) -> bool:
         """False if layer-input taps deliver the layers: the callback then costs a call for every node of a graph."""
-        arch = model.metadata().get("general.architecture", "")
-        taps = lib.dspark_has_layer_taps() and lib.dspark_arch_has_layer_taps(arch.encode())
+        taps = lib.dspark_has_layer_taps() and lib.dspark_arch_has_layer_taps(architecture(model).encode())
         # the input of the layer after the last is offered by some of them only
         return not taps or max(self._layers, default=0) >= llama_cpp.llama_model_n_layer(model.model)
 
@@ -59,6 +78,8 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> BaseLlam
     The same as ``llama_cpp.Llama(model_path, **settings)`` but for one thing: llama.cpp's evaluation callback, which
     can only be given when a context is made, is set to ours. Sessions read features through it where the architecture
     has no layer-input taps.
+
+    Raises: ValueError: The model cannot be loaded. FormatError: It is a draft.
     """
     tap = FeatureTap()
     original = api.llama_context_default_params
@@ -76,13 +97,20 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> BaseLlam
         llama_cpp.llama_context_default_params = with_tap
         try:
             llm = BaseLlama(os.fspath(model_path), **settings)
-        except BaseException:
+        except BaseException as exception:
             tap.free()
+            if isinstance(exception, ValueError):
+                refuse_draft(model_path)
             raise
         finally:
             api.llama_context_default_params = original
             llama_cpp.llama_context_default_params = original
     tap.give_to(llm)
+    try:
+        refuse_draft(model_path, llm._model)
+    except errors.FormatError:
+        llm.close()
+        raise
     return llm
 
 

@@ -80,6 +80,14 @@ def test_a_wrong_argument_is_one_sentence(
     assert out == "" and said in err and len(err.splitlines()) == 1
 
 
+def test_a_peer_that_is_not_installed_is_named_with_its_package(
+    pair: list[str], prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dspark_cpp.bench.arms.find_spec", lambda name: None)
+    assert main(["bench", *pair, "--prompts", str(prompts), "--peer"]) == 1
+    assert capsys.readouterr().err == "dspark-cpp bench: error: --peer needs xllamacpp: pip install xllamacpp\n"
+
+
 def test_lines_without_a_prompt_are_named(tmp_path: Path) -> None:
     class Llm:
         metadata: dict[str, Any] = {}

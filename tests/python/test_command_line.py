@@ -34,7 +34,7 @@ def test_generate_writes_the_text_alone_on_stdout_with_and_without_the_draft(pai
     drafted = cli("generate", *pair, "--prompt-ids", IDS, "-n", 60)
     assert (plain.returncode, drafted.returncode) == (0, 0), drafted.stderr
     assert plain.stdout == drafted.stdout and "stone pier" in plain.stdout
-    assert "60 tokens" in drafted.stderr and "tokens a round" in drafted.stderr
+    assert "60 tokens" in drafted.stderr and "rounds drafted, " in drafted.stderr
     assert "plain: no draft was given" in plain.stderr
 
 
@@ -90,12 +90,23 @@ def test_wrong_usage_is_exit_code_2() -> None:
         assert done.returncode == 2 and "usage:" in done.stderr, args
 
 
+def test_a_misspelled_flag_gets_a_hint() -> None:
+    for flag, meant in (
+        ("--nmax", "--n-max"),
+        ("--confidence_min=1", "--confidence-min"),
+        ("--model_draft", "--model-draft"),
+    ):
+        done = cli("generate", "-p", "x", flag)
+        assert done.returncode == 2 and done.stderr.endswith(f"did you mean {meant}?\n"), done.stderr
+
+
 def test_files_that_are_not_there_or_not_drafts_are_named(pair: list[object], tmp_path: Path) -> None:
     target = pair[1]
     for args, message in [
         (["generate", "-m", "nowhere.gguf", "-p", "x"], "cannot load the target nowhere.gguf"),
         (["generate", "-m", target, "-md", "nowhere.gguf", "-p", "x"], 'cannot open "nowhere.gguf"'),
         (["generate", "-m", target, "-md", target, "-p", "x"], 'general.architecture is "qwen3", expected "dflash"'),
+        (["generate", "-m", pair[3], "-p", "x"], "is a draft, not a target"),
         (["inspect", "nowhere.gguf"], 'cannot open "nowhere.gguf"'),
     ]:
         done = cli(*args)

@@ -272,7 +272,7 @@ def test_the_tokenizer_of_a_closed_model_is_refused_where_the_base_crashes(
     known = ours.detokenize([5])
     llm.close()
     assert ours.detokenize([5]) == known
-    with pytest.raises(StateError, match="the model of this tokenizer is closed"):
+    with pytest.raises(StateError, match="the Llama is closed"):
         ours.detokenize([6])
 
 

@@ -111,7 +111,7 @@ def test_a_draft_context_outlives_its_draft_but_not_its_target(
     assert len(context.propose(65)) == 7
     llm.close()
     for call in (lambda: context.propose(65), lambda: context.append(np.ones((3, 192), np.float32))):
-        with pytest.raises(StateError, match="target Llama is closed"):
+        with pytest.raises(StateError, match="the Llama is closed"):
             call()
     context.close()
 
@@ -124,7 +124,7 @@ def test_a_closed_target_is_refused(open_tiny: Callable[..., Any], converted: Ca
         lambda: Draft(converted("spk-dflash"), target=llm),
         lambda: Draft(converted("spk-dflash")).check_target(llm),
     ):
-        with pytest.raises(StateError, match="target Llama is closed"):
+        with pytest.raises(StateError, match="the Llama is closed"):
             call()
 
 

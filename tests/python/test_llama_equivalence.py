@@ -12,7 +12,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from dspark_cpp import ArgumentError, Llama
+from dspark_cpp import ArgumentError, Llama, StateError
 from llama_cpp import _internals
 from same import collect, differences
 from scripted import PROMPT, Recorder
@@ -481,6 +481,12 @@ def test_sample_after_a_stream_that_was_left_in_a_block_is_the_plain_one(pair: P
             return llm.sample(temp=0.0)  # type: ignore[no-any-return]
 
         same(pair, call)
+
+
+def test_sample_before_anything_was_decoded_is_an_error(pair: Pair) -> None:
+    pair[1].reset()
+    with pytest.raises(StateError, match="nothing to sample from"):
+        pair[1].sample()
 
 
 def test_sample_without_the_logits_of_the_index_is_an_error(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError
+from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError, Session, kernels, open_target
 from llama_settings import SETTINGS
 from scripted import PROMPT, constant, copying, scripted
 from test_recurrent_targets import write_hybrid
@@ -64,12 +64,16 @@ def test_e1_a_draft_is_given_as_a_path_or_an_object_by_either_name(
         ("draftmodel", "draft_model"),
         ("draft_gpu_layers", "draft_n_gpu_layers"),
         ("confidence", "confidence_min"),
+        ("draft_path", "draft"),
+        ("draft_model_path", "draft"),
+        ("n_draft", "draft_n_max"),
+        ("nmax", "draft_n_max"),
         ("speculative", "expected one of"),
     ],
 )
 def test_a_misspelled_keyword_of_ours_is_an_error_with_a_hint(given: str, meant: str, paths: tuple[str, str]) -> None:
     """The base swallows every keyword that it does not know."""
-    with pytest.raises(ArgumentError, match=rf"{given} is not a keyword of Llama; .*{meant}"):
+    with pytest.raises(ArgumentError, match=rf"{given} is not a keyword of Llama; .*{meant}\b"):
         Llama(paths[0], **{given: 3}, **SETTINGS)
 
 
@@ -109,10 +113,21 @@ def test_e1_a_target_as_draft_and_a_draft_as_target_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(FormatError, match="architecture"):
         Llama(paths[0], draft=paths[0], **SETTINGS)
-    with pytest.raises(ValueError):
-        Llama(paths[1], **SETTINGS)
     with pytest.raises(MismatchError):
         Llama(paths[0], draft=str(converted("spk-dspark-gemma4")), **SETTINGS)
+
+
+@pytest.mark.parametrize("self_contained", [False, True])
+@pytest.mark.parametrize("draft", [None, "the target"])
+@pytest.mark.parametrize("opening", [Llama, open_target])
+def test_e1_a_drafts_file_is_no_target_also_where_llama_cpp_can_load_it(
+    opening: Any, draft: str | None, self_contained: bool, paths: tuple[str, str], converted: Callable[..., Path]
+) -> None:
+    """llama.cpp opened some as models, which wrote nonsense, and failed on others without a reason."""
+    path = converted("deepspec-qwen3-vanilla", self_contained)
+    keywords = {"draft": paths[0]} if draft and opening is Llama else {}
+    with pytest.raises(FormatError, match=f'"{path}" is a draft, not a target: give the path of its target here'):
+        opening(str(path), n_ctx=64, verbose=False, **keywords)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 99, -1])
@@ -227,6 +242,36 @@ def test_a_vocabulary_alone_is_not_drafted_for(paths: tuple[str, str], opened: C
     llm = opened(paths[0], draft=paths[1], vocab_only=True)
     assert llm.tokenize(b"ab") == [256, 97, 98]
     assert "vocab_only" in (llm.speculation.disabled_reason or "")
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_attention_that_looks_ahead_is_not_drafted_for(
+    drafted: bool, paths: tuple[str, str], opened: Callable[..., Any]
+) -> None:
+    """Drafted tokens changed the logits of the tokens before them, and with them the text."""
+    ahead = {"attention_type": llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL}
+    ours, base = opened(paths[0], draft=paths[1], **ahead), opened(paths[0], llama_cpp.Llama, **ahead)
+    if drafted:
+        assert "attention is not causal" in (ours.speculation.disabled_reason or "")
+        assert take(ours, 40) == take(base, 40)
+    else:
+        with Session(base, constant(7)) as session:
+            assert "attention is not causal" in (session.disabled_reason or "")
+
+
+def test_a_call_that_switches_the_kernels_for_other_models_is_logged(
+    paths: tuple[str, str], opened: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    opened(paths[0], kernels="off")
+    if not kernels.install("on").active:
+        pytest.skip(kernels.state().reason)
+    opened(paths[0], kernels="on")
+    caplog.clear()
+    opened(paths[0], kernels="off")
+    assert "not in use any more (the kernels were switched off), for every model of this process" in caplog.text
+    caplog.clear()
+    opened(paths[0], kernels="off")
+    assert not caplog.text
 
 
 def same_on_recurrent_memory(base: Any, ours: Any) -> None:

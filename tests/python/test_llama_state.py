@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from dspark_cpp import ContextFullError, Draft, Llama
+from dspark_cpp import ArgumentError, ContextFullError, Draft, Llama
 from llama_settings import SETTINGS
 from scripted import PROMPT
 
@@ -113,6 +113,9 @@ def test_states_that_do_not_fit_are_refused_and_the_object_goes_on(
     large.eval([256, *[65] * 300])
     with pytest.raises(ContextFullError, match="the saved state has 301 tokens, the context holds 256"):
         small.load_state(large.save_state())
+    for bad in (None, 3, b"state"):
+        with pytest.raises(ArgumentError, match=f"the state is a {type(bad).__name__}, expected a LlamaState"):
+            small.load_state(bad)  # type: ignore[arg-type]
     want = take(small, PROMPT, 10)
     state = small.save_state()
     state.llama_state = state.llama_state[:100]

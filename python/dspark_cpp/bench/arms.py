@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from .. import kernels
-from ..errors import DSparkError
+from ..errors import ArgumentError, DSparkError
 from ..llama import Llama
 from ..stats import Stats
 
-__all__ = ["Arm", "LlamaArm", "PeerArm", "Run", "make_arms"]
+__all__ = ["Arm", "LlamaArm", "PeerArm", "Run", "make_arms", "require_peer"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,12 @@ class PeerArm(Arm):
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+def require_peer() -> None:
+    """Raises: ArgumentError: xllamacpp is not installed."""
+    if find_spec("xllamacpp") is None:
+        raise ArgumentError("--peer needs xllamacpp: pip install xllamacpp")
 
 
 def make_arms(

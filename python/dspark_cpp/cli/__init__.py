@@ -7,6 +7,7 @@ Generated text and reports go to stdout, everything else to stderr. Exit codes: 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -45,13 +46,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _hints(words: Sequence[str], parser: argparse.ArgumentParser, command: str) -> list[str]:
+    """What flags that a command does not know are likely to mean."""
+    subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    flags = {flag.replace("-", ""): flag for flag in subparsers.choices[command]._option_string_actions}
+    found = []
+    for word in words:
+        name = word.split("=")[0].replace("-", "").replace("_", "").lower()
+        close = difflib.get_close_matches(name, flags, n=1, cutoff=0.7) if word.startswith("-") else []
+        found += [f"did you mean {flags[key]}?" for key in close]
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     args.rest = rest
     if rest and not getattr(args, "passes_on", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        hints = "".join(f"; {hint}" for hint in _hints(rest, parser, args.command))
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hints}")
     try:
         code = args.func(args)
         sys.stdout.flush()

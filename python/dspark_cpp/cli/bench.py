@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; 0 on success."""
-    from ..bench.arms import make_arms
+    from ..bench.arms import make_arms, require_peer
     from ..bench.measure import measure_sets, measure_t_n
     from ..bench.plot import plot, require_matplotlib
     from ..bench.prompts import read_prompts
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         longest = draft.n_draft_max
     if args.plot:
         require_matplotlib()
+    if args.peer:
+        require_peer()
     lengths = _lengths(args.n_max, longest)
     arms = make_arms(
         args.model,

@@ -113,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
             verbose=args.verbose,
             **threads,
         )
+    except errors.FormatError:  # it is a draft
+        raise
     except ValueError as exc:
         raise errors.FileError(f"cannot load the target {target_path}: {exc}") from None
 
@@ -167,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
                 "sample_s": stats.t_sample,
                 "generate_s": seconds,
                 "n_rounds": stats.n_rounds,
+                "n_rounds_drafted": stats.n_rounds_drafted,
             },
         }
         if args.trace:
@@ -174,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(result, ensure_ascii=False))
         else:
-            _summary(result, stats.n_rounds)
+            _summary(result)
     return 0
 
 
@@ -190,14 +193,14 @@ def _trace(rounds: list[dict[str, Any]], session: Any, token: int) -> None:
         rounds.append(entry)
 
 
-def _summary(result: dict[str, Any], n_rounds: int) -> None:
+def _summary(result: dict[str, Any]) -> None:
     text = f"[{len(result['tokens'])} tokens, {result['tokens_per_second']:.1f} tokens/s, {result['finish_reason']}"
     if result["draft_n"]:
         rate = result["draft_n_accepted"] / result["draft_n"]
+        n_rounds, n_drafted = result["timings"]["n_rounds"], result["timings"]["n_rounds_drafted"]
         text += (
-            f"; {n_rounds} rounds, {result['draft_n_accepted']} of {result['draft_n']} drafted tokens "
-            f"accepted ({rate:.0%}), "
-            f"{result['mean_accepted_length']:.2f} tokens a round"
+            f"; {result['draft_n_accepted']} of {result['draft_n']} drafted tokens accepted ({rate:.0%}); "
+            f"{n_drafted} of {n_rounds} rounds drafted, {result['mean_accepted_length']:.2f} tokens in each of those"
         )
     elif result["disabled_reason"]:
         text += f"; plain: {result['disabled_reason']}"
