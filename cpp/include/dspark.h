@@ -332,12 +332,27 @@ typedef enum dspark_feature_source {
     DSPARK_FEATURES_EVAL = 2  /* the evaluation callback of a dspark_feature_tap */
 } dspark_feature_source;
 
+/* How a round's drafts are verified.  Both leave the sampler's distribution as it is. */
+typedef enum dspark_verify {
+    /* A token is sampled from the target's logits as if there were no draft; the draft stands if it is that token.  Any sampler, any
+     * drafter; a seed gives the tokens of plain decoding.  A draft x stands with probability p(x). */
+    DSPARK_VERIFY_MATCH     = 0,
+    /* The draft draws its tokens too, shaped by the sampler's temperature, top-k, top-p, min-p and typical steps; with q its
+     * distribution and p what all steps of the sampler leave of the target's, x stands with probability min(1, p(x) / q(x)), and is
+     * else replaced by a draw from max(p - q, 0), normalised.  Drafts stand with probability sum min(p, q): more often.  A seed gives the
+     * same tokens again (where the lengths of proposals are the same: not with auto_depth), but not those of plain decoding.
+     * Needs a sampler that is a chain with llama.cpp's "dist" as its last step, from which all random numbers come, and a draft
+     * context as the drafter; otherwise tokens are verified by match, and match_reason of the session's state says why. */
+    DSPARK_VERIFY_REJECTION = 1
+} dspark_verify;
+
 typedef struct dspark_session_params {
     size_t                struct_size;
     int32_t               n_ctx;          /* longest sequence; 0: the target's context size */
     int32_t               n_draft_max;    /* most tokens verified in a round; -1: what the draft proposes; 0: plain */
     float                 confidence_min; /* a proposal ends before the first token of lower confidence; 0: off */
     bool                  auto_depth;     /* see dspark_session_set_auto_depth(); default false */
+    int32_t               verify;         /* dspark_verify; default DSPARK_VERIFY_MATCH */
     int32_t               feature_source; /* dspark_feature_source */
     dspark_feature_tap *  feature_tap;    /* the tap of the target's context, or NULL */
     const int32_t *       tokens;         /* that the target's memory holds already, at positions 0, 1, ...: see _adopt() */
@@ -379,8 +394,9 @@ DSPARK_API dspark_status dspark_session_close(dspark_session * session);
 DSPARK_API dspark_status dspark_session_append(dspark_session * session, const int32_t * tokens, int32_t n_tokens, int32_t * out_n);
 
 /* Returns the next token, chosen by sampler from the target's logits (llama_sampler_sample, which also accepts it), or
- * by argmax, lowest id first, if sampler is NULL.  Every token is the target's own choice given the tokens before it
- * (sample-and-match); a draft decides only how many rows one target batch computes.
+ * by argmax, lowest id first, if sampler is NULL.  Every token is the target's own choice given the tokens before it;
+ * a draft decides only how many rows one target batch computes.  Under DSPARK_VERIFY_REJECTION the choice is made with the draft's
+ * help, with the same distribution; the steps of the sampler are applied once and accept the token, as in llama_sampler_sample.
  * Rows of a verified block are sampled one by one as they are asked for; a new round (propose, decode) is run when none
  * is left.  n_draft_max limits this round's proposal: -1 for the session's limit, 0 for none.
  * The returned token is not yet in the target's memory: n_tokens() does not count it.
@@ -423,7 +439,8 @@ DSPARK_API dspark_status dspark_session_load(dspark_session * session, const uin
  * most tokens a second by the confidence head (corrected by what was accepted) or else by what was accepted, and by the times
  * that batches and proposals have taken in this session.  Where drafting does not pay it pauses and tries again now and
  * then; it is never slower than plain decoding by more than about one token in a hundred.  false: as many as are proposed.
- * Which tokens come out does not depend on it but for rounding; how many are drafted depends on the machine's clock. */
+ * How many are drafted depends on the machine's clock.  Which tokens come out does not but for rounding; under DSPARK_VERIFY_REJECTION
+ * random numbers are used otherwise, and only the distribution of the tokens is the same. */
 DSPARK_API dspark_status dspark_session_set_auto_depth(dspark_session * session, bool on);
 
 /* What the automatic depth is chosen from, as estimated for the present length of the sequence. */
@@ -442,6 +459,7 @@ DSPARK_API dspark_status dspark_session_get_depth(dspark_session * session, dspa
 typedef struct dspark_session_state {
     size_t       struct_size;
     const char * disabled_reason; /* why the session does not draft now (static text), NULL if it does */
+    const char * match_reason;    /* why the last token was verified by match although verify is DSPARK_VERIFY_REJECTION (static text), else NULL */
     const char * feature_source;  /* "layer taps", "evaluation callback" or "none" */
     int32_t      n_tokens;        /* in the target's memory; the pending one is not counted */
     int32_t      n_ctx;           /* longest sequence */
@@ -469,6 +487,7 @@ typedef struct dspark_stats {
     int64_t n_rounds_drafted;  /* of these, with at least one drafted token */
     int64_t draft_n;           /* drafted tokens that were put before the target */
     int64_t draft_n_accepted;
+    int64_t n_by_rejection;    /* drafted tokens decided by rejection sampling; the others by match */
     int64_t t_prompt_us;       /* target: append */
     int64_t t_inject_us;       /* draft: features of the prompt into its cache */
     int64_t t_draft_us;        /* draft: proposing, with the injection of the last round's rows */

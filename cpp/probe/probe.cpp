@@ -58,7 +58,7 @@ struct probe {
 
     py::dict propose(int32_t anchor, int32_t n_max, bool with_logits) {
         proposal out;
-        context->propose(anchor, n_max, with_logits, out);
+        context->propose(anchor, n_max, with_logits, nullptr, out);
         py::dict result;
         result["ids"]               = out.ids;
         result["confidence_logits"] = out.confidence_logits;

@@ -141,6 +141,9 @@ session::params session_params(const dspark_session_params & from) {
     if (from.feature_source < DSPARK_FEATURES_AUTO || from.feature_source > DSPARK_FEATURES_EVAL) {
         fail(DSPARK_ERROR_ARGUMENT, format("feature_source is %d, expected 0 to 2", from.feature_source));
     }
+    if (from.verify != DSPARK_VERIFY_MATCH && from.verify != DSPARK_VERIFY_REJECTION) {
+        fail(DSPARK_ERROR_ARGUMENT, format("verify is %d, expected 0 (match) or 1 (rejection)", from.verify));
+    }
     session::params to;
     to.n_ctx          = from.n_ctx;
     if (from.n_tokens < 0 || (from.n_tokens > 0 && !from.tokens)) {
@@ -153,6 +156,7 @@ session::params session_params(const dspark_session_params & from) {
     to.n_draft_max    = from.n_draft_max;
     to.confidence_min = from.confidence_min;
     to.auto_depth     = from.auto_depth;
+    to.verify         = from.verify;
     to.feature_source = from.feature_source;
     to.feature_tap    = from.feature_tap;
     return to;
@@ -190,7 +194,7 @@ class callback_drafter : public drafter {
         n_past_ = pos;
     }
 
-    void propose(int32_t anchor, int32_t n_max, proposal & out) override {
+    void propose(int32_t anchor, int32_t n_max, const drawing *, proposal & out) override {
         std::vector<int32_t> ids((size_t) n_max);
         int32_t              n = 0;
         check(calls_.propose(calls_.user_data, anchor, n_past_, n_max, ids.data(), &n), "propose");
@@ -550,7 +554,7 @@ dspark_status dspark_draft_context_propose(dspark_draft_context * context, int32
     return with_context(context, [&](draft_context & c) {
         need(out_proposal, "out_proposal");
         proposal drafted;
-        c.propose(anchor, n_max, out_logits != nullptr, drafted);
+        c.propose(anchor, n_max, out_logits != nullptr, nullptr, drafted);
         out_proposal->n              = (int32_t) drafted.ids.size();
         out_proposal->has_confidence = !drafted.confidence_logits.empty();
         copy_list(drafted.ids, out_proposal->ids);
@@ -743,6 +747,7 @@ dspark_status dspark_session_get_state(dspark_session * s, dspark_session_state 
     return with_session(s, [&](session & impl) {
         need_struct(state, "dspark_session_state");
         state->disabled_reason = impl.disabled_reason();
+        state->match_reason    = impl.match_reason();
         state->feature_source  = impl.source_name();
         state->exact           = impl.is_exact();
         state->n_tokens        = impl.n_tokens();

@@ -46,7 +46,7 @@ bool depth_control::wants_proposal(int32_t context) const {
     return !paused() && !measure_plain;
 }
 
-int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context) {
+int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, bool in_order) {
     if (n < 1) {
         return 0;
     }
@@ -69,6 +69,8 @@ int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_l
         if (value > best_value) {
             best       = k;
             best_value = value;
+        } else if (in_order) {
+            break;
         }
     }
     return best;

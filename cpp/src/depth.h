@@ -11,8 +11,8 @@
 //          less, chance decides: a round gives one token or three, and a draft that pays is given up after an unlucky one.)
 //          So drafting is never slower than plain decoding by more than one in a hundred and a few tokens once, whatever the draft, the text or the machine do.
 //
-// Under sample-and-match the choice may depend on anything; rejection sampling would have to stop at the first draft that does
-// not pay, since later confidences depend on the tokens before them.
+// Under sample-and-match the choice may depend on anything.  Under rejection sampling a draft must be decided on without a look at it,
+// and a later confidence is one: it depends on the tokens before it.  There the search stops at the first draft that does not pay.
 #pragma once
 
 #include "cost_model.h"
@@ -33,8 +33,8 @@ class depth_control {
     bool wants_proposal(int32_t context) const;
     bool paused() const { return paused_; }
 
-    // How many of n drafts to verify; confidence_logits is [n] or empty.
-    int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context);
+    // How many of n drafts to verify; confidence_logits is [n] or empty.  in_order: stops at the first that does not pay.
+    int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, bool in_order = false);
 
     // Draft i of the round stood, and all before it, or was the first that did not.
     void observe(int32_t i, const std::vector<float> & confidence_logits, bool stood);

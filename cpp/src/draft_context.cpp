@@ -46,6 +46,10 @@ draft_context::draft_context(std::shared_ptr<const draft_model> model, const lla
         cpu_ = new_backend(find_device(nullptr), settings.n_threads);
     }
     borrow_weights(target);
+    picks_.resize((size_t) hp.n_draft_max());
+    for (slot_pick & pick : picks_) {
+        pick.rows.reserve(n_pick_rows);
+    }
 }
 
 // An operation on a borrowed weight, or on a cache, must be possible where the scheduler will put it: it aborts otherwise.
@@ -161,16 +165,18 @@ void draft_context::reserve_cells(int32_t n_cells) {
     kv_buffer_                       = std::move(buffer);
 }
 
-draft_context::ready_graph & draft_context::prepare(bool with_block, bool with_logits, int32_t n_kv) {
+draft_context::ready_graph & draft_context::prepare(bool with_block, bool with_logits, bool drawn, int32_t n_kv) {
     ready_graph & ready = !with_block ? inject_ : with_logits ? round_logits_ : round_;
-    if (ready.sched && ready.g.options.n_kv == n_kv) {
+    // another device has no custom operations: the scheduler would bring every slot's logits to the CPU
+    slot_pick * picks = !cpu_ || drawn ? picks_.data() : nullptr;
+    if (ready.sched && ready.g.options.n_kv == n_kv && ready.g.options.picks == picks) {
         return ready;
     }
     graph_options options;
     options.with_block  = with_block;
     options.with_logits = with_logits;
     options.keep_nodes  = params_.keep_nodes;
-    options.own_argmax  = !cpu_;
+    options.picks       = picks;
     options.n_kv        = n_kv;
 
     ready_graph    fresh;
@@ -263,7 +269,7 @@ void draft_context::inject_down_to(int32_t n_keep) {
     try {
         while (n_rows - n_done > n_keep) {
             const int32_t n     = std::min(n_rows - n_done, n_inject_rows);
-            ready_graph & ready = prepare(false, false, 0);
+            ready_graph & ready = prepare(false, false, false, 0);
             set_inject_inputs(ready.g, pending_.data() + width * (size_t) n_done, n);
             compute(ready);
             n_injected_ += n;
@@ -362,7 +368,28 @@ const char * draft_context::unable_reason() const {
     return fits ? nullptr : "a block no longer fits into the draft's context";
 }
 
-void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out) {
+// The tokens of slots are drawn by numbers that the seed alone decides (splitmix64).
+void draft_context::set_picks(const drawing * how) {
+    uint64_t state = how ? how->seed : 0;
+    for (slot_pick & pick : picks_) {
+        pick.steps = how ? &how->steps : nullptr;
+        state += 0x9e3779b97f4a7c15u;
+        uint64_t x = (state ^ state >> 30) * 0xbf58476d1ce4e5b9u;
+        x          = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        pick.u     = (double) ((x ^ x >> 31) >> 11) / 9007199254740992.0; // 2^53
+    }
+}
+
+void draft_context::drawn_from(int32_t k, distribution & out) const {
+    const std::vector<llama_token_data> & rows = picks_[(size_t) k].rows;
+    out.clear();
+    for (const llama_token_data & t : rows) {
+        out.push_back({model_->d2t_ids.empty() ? t.id : model_->d2t_ids[(size_t) t.id], t.p});
+    }
+    std::sort(out.begin(), out.end(), [](const token_prob & a, const token_prob & b) { return a.id < b.id; });
+}
+
+void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, const drawing * how, proposal & out) {
     const draft_hparams & hp = model_->hp;
     out                      = proposal{};
     const int32_t n_vocab    = (int32_t) shared_.tok_embd->ne[1];
@@ -380,7 +407,8 @@ void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, pro
     }
     reserve_cells(n_past() + hp.block_size);
 
-    ready_graph & ready = prepare(true, with_logits, round_up(n_past() + hp.block_size, cell_step));
+    ready_graph & ready = prepare(true, with_logits, how != nullptr, round_up(n_past() + hp.block_size, cell_step));
+    set_picks(how);
     set_inject_inputs(ready.g, pending_.data(), n_pending());
     set_block_inputs(ready.g, anchor);
     compute(ready);

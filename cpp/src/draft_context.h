@@ -35,11 +35,13 @@ class draft_context : public drafter {
     void                         save(snapshot_writer & to) override;
     void                         load(snapshot_reader & from, int32_t n_past) override;
     int32_t                      n_past() const override { return n_injected_ + n_pending(); }
-    void                         propose(int32_t anchor, int32_t n_max, proposal & out) override { propose(anchor, n_max, false, out); }
+    void                         propose(int32_t anchor, int32_t n_max, const drawing * how, proposal & out) override { propose(anchor, n_max, false, how, out); }
+    bool                         can_draw() const override { return true; }
+    void                         drawn_from(int32_t k, distribution & out) const override;
     const char *                 unable_reason() const override;
     int64_t                      compute_us() const override { return compute_us_; }
 
-    void propose(int32_t anchor, int32_t n_max, bool with_logits, proposal & out);
+    void propose(int32_t anchor, int32_t n_max, bool with_logits, const drawing * how, proposal & out);
 
     const draft_model & model() const { return *model_; }
     // Logits of one slot: rows of the own or borrowed head.
@@ -66,7 +68,8 @@ class draft_context : public drafter {
     void          borrow_weights(const llama_model * target);
     void          require_runnable(ggml_tensor * op, const char * what) const;
     void          reserve_cells(int32_t n_cells);
-    ready_graph & prepare(bool with_block, bool with_logits, int32_t n_kv);
+    ready_graph & prepare(bool with_block, bool with_logits, bool drawn, int32_t n_kv);
+    void          set_picks(const drawing * how);
     void          set_inject_inputs(const draft_graph & g, const float * rows, int32_t n_rows);
     void          set_block_inputs(const draft_graph & g, int32_t anchor);
     void          fill_mask(ggml_tensor * mask, bool is_swa, bool is_causal);
@@ -82,6 +85,7 @@ class draft_context : public drafter {
     ggml_context_ptr kv_context_;
     buffer_ptr       kv_buffer_;
 
+    std::vector<slot_pick> picks_; // [K], whose addresses the graphs hold
     ready_graph inject_, round_, round_logits_;
 
     int32_t            n_first_    = 0;

@@ -165,32 +165,6 @@ ggml_tensor * build_head(draft_graph & g, const draft_model & model, const share
     return cur;
 }
 
-// Runs on the CPU for every row of [n, rows]; ggml's own argmax takes the last of equal values, greedy decoding the first.
-void argmax_lowest(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * src = dst->src[0];
-    for (int64_t row = ith; row < src->ne[1]; row += nth) {
-        const float * x    = reinterpret_cast<const float *>(static_cast<const char *>(src->data) + (size_t) row * src->nb[1]);
-        const int64_t n    = src->ne[0];
-        // blocks keep the maximum in registers; only a block that raises it is searched for its place
-        constexpr int64_t block = 64;
-        float             best    = -INFINITY;
-        int64_t           best_at = 0;
-        for (int64_t i = 0; i < n; i += block) {
-            const int64_t end = i + block < n ? i + block : n;
-            float         top = x[i];
-            for (int64_t j = i + 1; j < end; ++j) {
-                top = x[j] > top ? x[j] : top;
-            }
-            if (top > best) {
-                best = top;
-                for (best_at = i; x[best_at] != top; ++best_at) {
-                }
-            }
-        }
-        static_cast<int32_t *>(dst->data)[row] = (int32_t) best_at;
-    }
-}
-
 } // namespace
 
 void name_node(draft_graph & g, ggml_tensor * node, const char * name, int32_t index) {
@@ -200,16 +174,12 @@ void name_node(draft_graph & g, ggml_tensor * node, const char * name, int32_t i
     }
 }
 
-ggml_tensor * build_pick(draft_graph & g, const draft_model & model, ggml_tensor * logits) {
-    ggml_context * ctx  = g.ctx.get();
-    const int64_t  n    = logits->ne[1];
-    ggml_tensor *  args[] = {logits};
-    ggml_tensor *  rows = g.options.own_argmax ? ggml_custom_4d(ctx, GGML_TYPE_I32, n, 1, 1, 1, args, 1, argmax_lowest, 1, nullptr)
-                                               : ggml_argmax(ctx, logits);
+ggml_tensor * build_pick(draft_graph & g, const draft_model & model, ggml_tensor * logits, int64_t slot) {
+    ggml_tensor * rows = build_pick_rows(g.ctx.get(), logits, g.options.picks ? g.options.picks + slot : nullptr);
     if (!model.d2t) {
         return rows;
     }
-    return ggml_reshape_2d(ctx, ggml_get_rows(ctx, model.d2t, rows), n, 1);
+    return ggml_reshape_2d(g.ctx.get(), ggml_get_rows(g.ctx.get(), model.d2t, rows), logits->ne[1], 1);
 }
 
 draft_graph build_draft_graph(const draft_model & model, const shared_weights & shared, const kv_tensors & kv, const graph_options & options) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "draft_model.h"
+#include "pick.h"
 
 namespace dspark {
 
@@ -29,8 +30,8 @@ struct graph_options {
     bool    with_block  = false; // else only the injection
     bool    with_logits = false; // keep the logits of every slot
     bool    keep_nodes  = false; // keep every named node, for tests
-    bool    own_argmax  = true;  // lowest index on ties; else ggml_argmax, where the device has no custom operations
     int32_t n_kv        = 0;     // C
+    slot_pick * picks   = nullptr; // [K], or null for ggml's argmax
 };
 
 struct draft_graph {
@@ -60,8 +61,8 @@ draft_graph build_draft_graph(const draft_model & model, const shared_weights & 
 // Names a node; tests ask for nodes by these names ("fused_ctx", "q.0", "block_out", "markov_bias.2").
 void name_node(draft_graph & g, ggml_tensor * node, const char * name, int32_t index = -1);
 
-// The next token of a chain, as a target id: argmax of logits [Vd, n], mapped through d2t.  Returns [n] i32.
-ggml_tensor * build_pick(draft_graph & g, const draft_model & model, ggml_tensor * logits);
+// The next tokens of a chain, as target ids: picked from logits [Vd, n] of n slots, mapped through d2t.  Returns [n] i32.
+ggml_tensor * build_pick(draft_graph & g, const draft_model & model, ggml_tensor * logits, int64_t slot);
 
 // markov_head.cpp: base logits [Vd, K] and hidden [H, K] of the drafted slots to ids (and logits).  Returns the Markov
 // embeddings of every slot's previous token, [R, K], or null without a Markov head.

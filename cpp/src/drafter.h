@@ -1,9 +1,11 @@
 // What a session needs of whoever proposes tokens: a draft context, or a drafter of the caller's.
 #pragma once
 
+#include "verify.h"
+
 #include <cstddef>
-#include <cstdint>
-#include <vector>
+
+struct llama_sampler;
 
 namespace dspark {
 
@@ -22,6 +24,12 @@ struct proposal {
             confidence_logits.resize(confidence_logits.empty() ? 0 : n);
         }
     }
+};
+
+// Tokens to be drawn from the drafter's distributions, as a sampler would from the target's.
+struct drawing {
+    std::vector<llama_sampler *> steps; // what shapes a distribution before the draw
+    uint64_t                     seed = 0;
 };
 
 class drafter {
@@ -46,8 +54,13 @@ class drafter {
     // The position of the next features.
     virtual int32_t n_past() const = 0;
 
-    // At most n_max tokens to follow anchor, which stands at position n_past().
-    virtual void propose(int32_t anchor, int32_t n_max, proposal & out) = 0;
+    // At most n_max tokens to follow anchor, which stands at position n_past().  how null: the likeliest, one after the other; else they
+    // are drawn, for drafters that can.
+    virtual void propose(int32_t anchor, int32_t n_max, const drawing * how, proposal & out) = 0;
+    virtual bool can_draw() const { return false; }
+
+    // What token k of the last proposal, which was drawn, was drawn from given those before it; in target ids.
+    virtual void drawn_from(int32_t /* k */, distribution & /* out */) const {}
 
     // Null, or why it cannot propose for the present sequence (static text).
     virtual const char * unable_reason() const { return nullptr; }

@@ -5,7 +5,7 @@
 //     e = W1[prev];  logits = base + W2 f(e);  prev = target id of the chosen row
 // where f is the identity (vanilla), a gate (gated) or a recurrent cell (rnn).
 //
-// The chain is greedy.  A sampled chain only replaces build_pick().
+// Chosen is the likeliest row, or one drawn from all (pick.h).
 #include "draft_graph.h"
 
 namespace dspark {
@@ -41,7 +41,7 @@ ggml_tensor * build_markov_chain(draft_graph & g, const draft_model & model, ggm
     const int64_t  K   = base->ne[1];
 
     if (!model.markov_w1) {
-        g.ids.push_back(build_pick(g, model, base));
+        g.ids.push_back(build_pick(g, model, base, 0));
         if (g.options.with_logits) {
             ggml_set_output(base);
             g.logits.push_back(base);
@@ -72,7 +72,7 @@ ggml_tensor * build_markov_chain(draft_graph & g, const draft_model & model, ggm
             g.logits.push_back(logits);
         }
 
-        prev = build_pick(g, model, logits);
+        prev = build_pick(g, model, logits, k);
         g.ids.push_back(prev);
         if (model.confidence_with_markov()) {
             prev_embd = prev_embd ? ggml_concat(ctx, prev_embd, e, 1) : e;

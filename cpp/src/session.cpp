@@ -248,12 +248,26 @@ int32_t session::draft_limit(int32_t n_draft_max) const {
     return std::max(0, std::min({n, n_ctx_ - n_tokens() - 1, target_.n_batch() - 1, target_.n_rollback()}));
 }
 
+// Null, or why drafts are verified by sample-and-match although rejection sampling was asked for.
+const char * session::why_match(llama_sampler * sampler) const {
+    if (params_.verify == DSPARK_VERIFY_MATCH || disabled_reason_) {
+        return nullptr;
+    }
+    return draft_->can_draw() ? sampler_chain::opaque_reason(sampler) : "the drafter does not tell the distributions of its tokens";
+}
+
 // At most limit tokens to follow the pending one.
-void session::propose(int32_t limit, proposal & drafted) {
+void session::propose(llama_sampler * sampler, int32_t limit, proposal & drafted) {
     const int64_t before = draft_->compute_us();
     stopwatch     watch(stats_.t_draft_us);
     pay_drafter();
-    draft_->propose(pending_, limit, drafted);
+    round_is_drawn_ = params_.verify == DSPARK_VERIFY_REJECTION && !match_reason_;
+    if (round_is_drawn_) {
+        sampler_chain chain(sampler, candidates_);
+        chain.list_shaping_steps(drawing_.steps);
+        drawing_.seed = (uint64_t) chain.random_bits() << 32 | chain.random_bits();
+    }
+    draft_->propose(pending_, limit, round_is_drawn_ ? &drawing_ : nullptr, drafted);
     stats_.t_draft_compute_us += draft_->compute_us() - before;
     ++stats_.n_proposals;
     drafted.truncate((size_t) limit);
@@ -268,12 +282,12 @@ void session::propose(int32_t limit, proposal & drafted) {
     round_costs_.has_proposal = true;
     round_costs_.draft_s      = watch.seconds();
     if (round_is_auto_) {
-        drafted.truncate((size_t) depth_->choose((int32_t) drafted.ids.size(), drafted.confidence_logits, n_tokens()));
+        drafted.truncate((size_t) depth_->choose((int32_t) drafted.ids.size(), drafted.confidence_logits, n_tokens(), round_is_drawn_));
     }
 }
 
 // Proposes behind the pending token and decodes both in one batch.
-void session::start_round(int32_t n_draft_max) {
+void session::start_round(llama_sampler * sampler, int32_t n_draft_max) {
     const int32_t pos    = n_tokens();
     const int32_t anchor = pending_;
     if (pos >= n_ctx_) {
@@ -286,7 +300,7 @@ void session::start_round(int32_t n_draft_max) {
     round_costs_        = {};
     round_costs_.context = pos;
     if (limit > 0 && (!round_is_auto_ || depth_->wants_proposal(pos))) {
-        propose(limit, drafted);
+        propose(sampler, limit, drafted);
     }
 
     std::vector<int32_t> batch = {anchor};
@@ -315,11 +329,44 @@ void session::start_round(int32_t n_draft_max) {
     }
 }
 
+// The token after those of the round so far, from the row of its distribution.
+int32_t session::sample(llama_sampler * sampler) {
+    const float * logits = target_.logits(logits_row_);
+    if (!logits) {
+        fail(DSPARK_ERROR_STATE, format("the target no longer has the logits of row %d: something else was decoded on its context", logits_row_));
+    }
+    if (!sampler) {
+        return argmax(logits, target_.n_vocab());
+    }
+    const bool is_drafted = round_open_ && round_.n_accepted() < round_.n_drafted();
+    return is_drafted && round_is_drawn_ && !match_reason_ ? sample_by_rejection(sampler, logits) : target_.sample(sampler, logits_row_);
+}
+
+// One application of the sampler's steps and one accept, as in target_.sample().  If the draft does not stand the token is another one.
+int32_t session::sample_by_rejection(llama_sampler * sampler, const float * logits) {
+    sampler_chain chain(sampler, candidates_);
+    int32_t       token = -1;
+    if (chain.distribution_of(logits, target_.n_vocab(), p_)) {
+        token = round_.drafted()[(size_t) round_.row()];
+        draft_->drawn_from(round_.row(), q_);
+        if (!stands(p_, q_, token, chain.uniform())) {
+            take_residual(p_, q_);
+            token = draw(p_, chain.uniform());
+        }
+        ++stats_.n_by_rejection;
+    } else {
+        token = chain.draw_as_plain();
+    }
+    chain.accept(token);
+    return token;
+}
+
 int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
     if (n_draft_max < -1) {
         fail(DSPARK_ERROR_ARGUMENT, format("n_draft_max is %d, expected -1 (the session's limit), 0 (none) or more", n_draft_max));
     }
     require_untouched();
+    match_reason_ = why_match(sampler);
     if (pending_ >= 0) {
         const bool is_drafted = round_open_ && round_.n_accepted() < round_.n_drafted();
         const bool stands     = is_drafted && round_.accept(pending_);
@@ -335,7 +382,7 @@ int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
             }
         } else {
             close_round(true);
-            start_round(n_draft_max);
+            start_round(sampler, n_draft_max);
         }
         logits_row_ = round_.row();
     }
@@ -343,12 +390,8 @@ int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
         fail(DSPARK_ERROR_STATE, "there are no logits to choose from: append at least one token first");
     }
 
-    stopwatch     watch(stats_.t_sample_us);
-    const float * logits = target_.logits(logits_row_);
-    if (!logits) {
-        fail(DSPARK_ERROR_STATE, format("the target no longer has the logits of row %d: something else was decoded on its context", logits_row_));
-    }
-    pending_ = sampler ? target_.sample(sampler, logits_row_) : argmax(logits, target_.n_vocab());
+    stopwatch watch(stats_.t_sample_us);
+    pending_ = sample(sampler);
     round_sampled_ += round_open_ ? 1 : 0;
     ++stats_.n_emitted;
     return pending_;

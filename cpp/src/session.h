@@ -9,6 +9,7 @@
 
 #include "depth.h"
 #include "drafter.h"
+#include "sampler_chain.h"
 #include "target.h"
 #include "verify.h"
 
@@ -25,6 +26,7 @@ class session {
         int32_t              n_draft_max    = -1;
         float                confidence_min = 0;
         bool                 auto_depth     = false;
+        int32_t              verify         = DSPARK_VERIFY_MATCH;
         int32_t              feature_source = DSPARK_FEATURES_AUTO;
         dspark_feature_tap * feature_tap    = nullptr;
     };
@@ -51,6 +53,7 @@ class session {
     int32_t                      n_ctx() const { return n_ctx_; }
     int32_t                      n_draft_past() const;
     const char *                 disabled_reason() const;
+    const char *                 match_reason() const { return match_reason_; }
     bool                         is_exact() const { return target_.is_exact(); }
     const char *                 source_name() const { return target_.source_name(); }
     const dspark_stats &         stats() const { return stats_; }
@@ -78,9 +81,12 @@ class session {
     void    require_untouched();
     void    forget_round();
     int32_t draft_limit(int32_t n_draft_max) const;
-    void    start_round(int32_t n_draft_max);
+    void    start_round(llama_sampler * sampler, int32_t n_draft_max);
     void    close_round(bool is_complete = false);
-    void    propose(int32_t limit, proposal & drafted);
+    void    propose(llama_sampler * sampler, int32_t limit, proposal & drafted);
+    const char * why_match(llama_sampler * sampler) const;
+    int32_t sample(llama_sampler * sampler);
+    int32_t sample_by_rejection(llama_sampler * sampler, const float * logits);
     void    remove_target_tail();
     void    drop_stale_tail();
     void    decode_again();
@@ -116,11 +122,18 @@ class session {
     verification       round_;
     std::vector<float> round_confidence_; // logits
     std::vector<float> round_features_;   // [1 + n_drafted][m*H]
+    bool               round_is_drawn_ = false; // its drafts were drawn: rejection sampling can decide about them
     bool               round_is_auto_ = false; // its length was chosen by depth_, which wants to know how it ends
     depth_control::round round_costs_ = {};
 
     std::vector<float> owed_features_; // [n_owed_][m*H]
     int32_t            n_owed_ = 0;
+
+    // of rejection sampling
+    const char *                  match_reason_ = nullptr; // why the last token was not sampled by it although it was asked for
+    drawing                       drawing_;
+    std::vector<llama_token_data> candidates_;             // [n_vocab]
+    distribution                  p_, q_;                  // of the target and of the draft
 
     dspark_stats stats_ = {};
 };

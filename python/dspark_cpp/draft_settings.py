@@ -17,6 +17,7 @@ from .draft import Draft, device_of_target
 from .drafters import Drafter
 from .lookup import LookupDrafter
 from .params import devices, ggml_type, integer, number
+from .session import verify_rule
 
 __all__ = ["DraftSettings", "draft_limit", "refuse_typos"]
 
@@ -61,6 +62,7 @@ class DraftSettings:
     draft_n_ctx: int | None = None
     draft_type_k: str = "f16"
     draft_type_v: str = "f16"
+    draft_verify: str = "match"
     confidence_min: float = 0.0
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class DraftSettings:
                 "an object with n_draft_max and propose(), or None"
             )
         draft_limit(self.draft_n_max)
+        verify_rule(self.draft_verify, "draft_verify")
         number(self.confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
         ggml_type(self.draft_type_k), ggml_type(self.draft_type_v)
         for name in ("draft_n_gpu_layers", "draft_n_threads", "draft_n_ctx"):
@@ -113,6 +116,7 @@ class DraftSettings:
             "n_ctx_draft": self.draft_n_ctx,
             "type_k": self.draft_type_k,
             "type_v": self.draft_type_v,
+            "verify": self.draft_verify,
             "confidence_min": self.confidence_min,
         }
 

@@ -55,6 +55,8 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             quantised models it differs from llama.cpp's in about 3 of 100 tokens, by rounding. The setting is the
             whole process's; see ``dspark_cpp.kernels``.
         flash_attn: As the base's; by default on where the kernels are, which make it the faster choice.
+        draft_verify: "match": seeds give the text of plain decoding; "rejection": more drafts stand when sampling, and
+            the distribution of the text is the same; see Session and ``llm.speculation.match_reason``.
         confidence_min: A proposal ends before the first token whose confidence is lower; 0: off.
 
     ``llm.draft_n_max`` may be assigned at any time, also while a stream is read; ``with llm.drafting(n_max=0): ...``
@@ -98,6 +100,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         draft_n_ctx: int | None = None,
         draft_type_k: str = "f16",
         draft_type_v: str = "f16",
+        draft_verify: Literal["match", "rejection"] = "match",
         confidence_min: float = 0.0,
         kernels: Literal["auto", "on", "off"] = "auto",
         flash_attn: bool | None = None,
@@ -113,6 +116,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             draft_n_ctx=draft_n_ctx,
             draft_type_k=draft_type_k,
             draft_type_v=draft_type_v,
+            draft_verify=draft_verify,
             confidence_min=confidence_min,
         )
         refuse_typos(kwargs, ["draft_model", "kernels", *settings.as_keywords()])

@@ -22,6 +22,14 @@ from .target import feature_tap
 __all__ = ["Session"]
 
 _SOURCES = {"auto": 0, "taps": 1, "eval": 2}
+_VERIFY = {"match": 0, "rejection": 1}
+
+
+def verify_rule(value: Any, what: str) -> str:
+    """A way of verifying drafts, by name."""
+    if not isinstance(value, str) or value not in _VERIFY:
+        raise errors.ArgumentError(f"{what} is {value!r}, expected one of {', '.join(_VERIFY)}")
+    return value
 
 
 class _Handle:
@@ -73,6 +81,9 @@ class Session:
         logits_all: append() computes the logits of every token, not of the last alone.
         auto_depth: Verify as many drafted tokens as give most tokens a second, none included, by what was accepted and
             by the times measured in this session; else as many as are proposed.
+        verify: "match": a draft stands if it is the token that the sampler draws, and a seed gives the text of plain
+            decoding. "rejection": the draft draws its tokens too, and one stands with probability min(1, p / q): more
+            stand, and the distribution of the text is the same; see ``match_reason``.
         confidence_min: A proposal ends before the first token whose confidence is lower; 0: off.
         n_threads: Threads of the draft; None: those of the target.
         type_k, type_v: Types of the draft's cache.
@@ -97,6 +108,7 @@ class Session:
         tokens: Sequence[int] | None = None,
         logits_all: bool = False,
         auto_depth: bool = False,
+        verify: str = "match",
         confidence_min: float = 0.0,
         n_threads: int | None = None,
         type_k: str = "f16",
@@ -114,6 +126,7 @@ class Session:
         params.tokens, params.n_tokens = ffi.cast("int32_t *", kept.ctypes.data), len(kept)
         params.logits_all = bool(logits_all)
         params.auto_depth = bool(auto_depth)
+        params.verify = _VERIFY[verify_rule(verify, "verify")]
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
         params.confidence_min = number(confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
         params.feature_source = _SOURCES[feature_source]
@@ -370,6 +383,11 @@ class Session:
         return text(self._state().disabled_reason) or None
 
     @property
+    def match_reason(self) -> str | None:
+        """Why the last token was verified by match although verify is "rejection"; None if it was not."""
+        return text(self._state().match_reason) or None
+
+    @property
     def exact(self) -> bool:
         """Whether every batch of the sequence was computed by ``dspark_cpp.kernels`` alone.
 
@@ -425,6 +443,7 @@ class Session:
             n_rounds_drafted=out.n_rounds_drafted,
             draft_n=out.draft_n,
             draft_n_accepted=out.draft_n_accepted,
+            n_by_rejection=out.n_by_rejection,
             n_drafted_at=tuple(out.n_drafted_at),
             n_accepted_at=tuple(out.n_accepted_at),
             t_prompt=out.t_prompt_us / 1e6,

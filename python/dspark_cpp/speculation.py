@@ -36,6 +36,11 @@ class Speculation:
         return "draft_n_max is 0" if self.n_max == 0 else self._session.disabled_reason
 
     @property
+    def match_reason(self) -> str | None:
+        """Why the last token was verified by match although draft_verify is "rejection"; None if it was not."""
+        return None if self._session is None or self._session.closed else self._session.match_reason
+
+    @property
     def feature_source(self) -> str:
         """Where the draft's features come from: "layer taps", "evaluation callback" or "none"."""
         return "none" if self._session is None or self._session.closed else self._session.feature_source

@@ -48,7 +48,8 @@ class Depth:
 class Stats:
     """Counters of a session since its creation or the last reset. Times are in seconds.
 
-    ``draft_n`` counts drafted tokens that were put before the target, ``draft_n_accepted`` those that stood.
+    ``draft_n`` counts drafted tokens that were put before the target, ``draft_n_accepted`` those that stood,
+    ``n_by_rejection`` those that rejection sampling decided about (0 with verify="match").
     """
 
     n_prompt: int
@@ -58,6 +59,7 @@ class Stats:
     n_rounds_drafted: int
     draft_n: int
     draft_n_accepted: int
+    n_by_rejection: int
     n_drafted_at: tuple[int, ...]
     n_accepted_at: tuple[int, ...]
     t_prompt: float

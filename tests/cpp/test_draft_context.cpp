@@ -141,7 +141,7 @@ static void test_cache_bytes(const toy::draft_options & o) {
     for (int32_t pos = 0, n = 1; pos < 50; pos += n, n = n % 6 + 1) {
         n = std::min(n, 50 - pos);
         parts.append(f.at((size_t) pos), n);
-        parts.propose(pos % o.V, 5, false, p);
+        parts.propose(pos % o.V, 5, false, nullptr, p);
     }
     for (int32_t il = 0; il < o.L; ++il) {
         for (bool v : {false, true}) {

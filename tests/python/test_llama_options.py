@@ -86,6 +86,7 @@ def test_what_the_base_swallows_stays_swallowed(paths: tuple[str, str], opened: 
     [
         ({"draft_n_max": -1}, ArgumentError, "draft_n_max is -1, expected None"),
         ({"draft_n_max": 2.5}, ArgumentError, "draft_n_max is 2.5, expected an integer"),
+        ({"draft_verify": "ratio"}, ArgumentError, "draft_verify is 'ratio', expected one of match, rejection"),
         ({"confidence_min": 1.5}, ArgumentError, "confidence_min is 1.5, expected 0 to 1"),
         ({"draft_type_k": "q9"}, ArgumentError, "cache type is 'q9'"),
         ({"draft_n_threads": "x"}, ArgumentError, "draft_n_threads is 'x'"),
@@ -188,6 +189,35 @@ def test_c16_a_confidence_threshold_shortens_proposals_and_changes_nothing(
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_rejection_sampling_is_seeded_and_says_where_it_is_impossible(
+    paths: tuple[str, str], opened: Callable[..., Any]
+) -> None:
+    llm = opened(paths[0], draft=paths[1], draft_verify="rejection", draft_n_max=3)
+    seen = []
+
+    def processor(ids: Any, scores: Any) -> Any:
+        seen.append(len(ids))
+        return scores
+
+    def text(**settings: Any) -> str:
+        return str(
+            llm("The lighthouse", max_tokens=40, top_k=0, top_p=1.0, min_p=0.0, **settings)["choices"][0]["text"]
+        )
+
+    same = text(temperature=1.5, seed=1)
+    assert llm.speculation.last.n_by_rejection > 0 and llm.speculation.match_reason is None
+    assert text(temperature=1.5, seed=1) == same != text(temperature=1.5, seed=2)
+    assert text(temperature=1.5, seed=1, logits_processor=llama_cpp.LogitsProcessorList([processor])) == same
+    assert seen == list(range(seen[0], seen[0] + 40)), "once a token"
+    for settings in ({"temperature": 0.0}, {"temperature": 1.0, "mirostat_mode": 2}):
+        text(**settings)
+        assert llm.speculation.last.n_by_rejection == 0 < llm.speculation.last.draft_n
+        assert llm.speculation.match_reason is not None
+    llm = opened(paths[0], draft=paths[1])
+    llm("The lighthouse", max_tokens=10)
+    assert llm.speculation.match_reason is None and llm.speculation.total.n_by_rejection == 0
 
 
 def test_last_counts_the_call_and_total_all_of_them(paths: tuple[str, str], opened: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ _KEYWORDS = (
     "draft_n_ctx",
     "draft_type_k",
     "draft_type_v",
+    "draft_verify",
     "confidence_min",
     "kernels",
 )
@@ -54,6 +55,10 @@ class ModelSettings(base.ModelSettings):  # type: ignore[misc, unused-ignore]
     )
     draft_type_k: str = Field(default="f16", description="Type of the draft's key cache, for example f16 or q8_0.")
     draft_type_v: str = Field(default="f16", description="Type of the draft's value cache.")
+    draft_verify: Literal["match", "rejection"] = Field(
+        default="match",
+        description="How drafts are verified when sampling: match keeps seeds, rejection accepts more.",
+    )
     confidence_min: float = Field(
         default=0.0,
         ge=0.0,
