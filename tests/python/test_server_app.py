@@ -187,6 +187,42 @@ def test_an_answer_ends_with_its_timings(path: str, stream: bool, ours: Server) 
     assert timings["prompt_ms"] > 0 and timings["predicted_ms"] > 0 and timings["predicted_per_second"] > 0
 
 
+def test_the_timings_count_what_the_usage_counts(ours: Server) -> None:
+    """A token that ends the text was counted as one of it."""
+    ends = {"logit_bias": {str(ours.llm.token_eos()): 100}, "max_tokens": 30}
+    for body in ({"max_tokens": 7}, {"stop": ["at"], "max_tokens": 30}, ends):
+        answer = ours.post("/v1/completions", prompt=TEXT, temperature=0.0, **body)
+        assert answer["timings"]["predicted_n"] == answer["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_request_may_set_its_own_draft_length(stream: bool, ours: Server) -> None:
+    def post(**body: Any) -> Any:
+        answer = ours.post("/v1/completions", prompt=TEXT, temperature=0.0, max_tokens=30, stream=stream, **body)
+        return answer[-1] if stream else answer
+
+    before = ours.llm.draft_n_max
+    assert post(draft_n_max=0)["timings"]["draft_n"] == 0
+    post(draft_n_max=2)
+    assert ours.llm.speculation.last.n_drafted_at[1] > 0 == ours.llm.speculation.last.n_drafted_at[2]
+    assert ours.llm.draft_n_max == before
+    assert post()["timings"]["draft_n"] > 0
+
+
+@pytest.mark.parametrize("bad", [-1, "two", 1.5, True])
+def test_a_draft_length_that_is_none_is_refused(bad: Any, ours: Server) -> None:
+    answer = ours.request("POST", "/v1/completions", {"prompt": TEXT, "max_tokens": 2, "draft_n_max": bad})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("draft_n_max is ")
+
+
+def test_a_model_without_an_alias_is_its_files_name_in_the_metrics(paths: dict[str, str]) -> None:
+    """Its whole path was."""
+    server = Server(create_app(Settings(**paths, **COMMON)))
+    name = Path(paths["model"]).name
+    assert f'dspark_drafting{{model="{name}"}}' in server.metrics()
+    server.proxy.free()
+
+
 def test_metrics_count_what_the_timings_say(ours: Server) -> None:
     before = ours.metrics()
     timings = [ours.post("/v1/completions", prompt=TEXT, max_tokens=n)["timings"] for n in (5, 20)]

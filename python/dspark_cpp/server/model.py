@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -28,8 +29,8 @@ stopping = threading.Event()
 class ServerLlama(Llama):
     """A Llama that counts what it generates, for the metrics and for the request it works for."""
 
-    #: the name by which requests know it
-    alias = ""
+    #: its name in the metrics
+    label = ""
     metrics: Metrics
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +55,9 @@ class ServerLlama(Llama):
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Generator[int, Sequence[int] | None, None]:
         request = current.get()
         call = Timings(prompt_n=len(tokens))
+        n_max, first = self.draft_n_max, True
+        if request is not None and request.draft_n_max is not None:
+            self.draft_n_max = request.draft_n_max
         steps = super().generate(tokens, *args, **kwargs)
         sent: Sequence[int] | None = None
         try:
@@ -65,18 +69,21 @@ class ServerLlama(Llama):
                     return
                 finally:
                     seconds = time.perf_counter() - start
-                    if call.predicted_n:
-                        call.predicted_s += seconds
-                    else:
+                    if first:
                         call.prompt_s += seconds
-                call.predicted_n += 1
+                    else:
+                        call.predicted_s += seconds
+                first = False
+                # the end is no part of the answer, whose usage does not count it either
+                call.predicted_n += not llama_cpp.llama_vocab_is_eog(self._model.vocab, token)
                 sent = yield token
             raise HTTPException(503, "the server is stopping")
         finally:
             steps.close()
+            self.draft_n_max = n_max
             stats = self.speculation.last
             call.draft_n, call.draft_n_accepted = stats.draft_n, stats.draft_n_accepted
-            self.metrics.count(self.alias, call, stats)
+            self.metrics.count(self.label, call, stats)
             if request is not None:
                 request.add(call)
 
@@ -129,6 +136,7 @@ class DraftProxy(base.LlamaProxy):  # type: ignore[misc, unused-ignore]
             llm = super().load_llama_from_model_settings(settings)
         finally:
             base.llama_cpp = llama_cpp
-        llm.alias, llm.metrics = settings.model_alias, self._metrics
-        self._metrics.model_loaded(llm.alias, llm.speculation.disabled_reason is None)
+        alias = settings.model_alias  # where none was given, the base has put the path
+        llm.label, llm.metrics = os.path.basename(alias) if alias == settings.model else alias, self._metrics
+        self._metrics.model_loaded(llm.label, llm.speculation.disabled_reason is None)
         return llm

@@ -9,12 +9,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from ..draft_settings import draft_limit
+from ..errors import ArgumentError
+
 __all__ = ["Timings", "TimingsMiddleware", "current"]
 
 log = logging.getLogger("dspark_cpp")
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Timings:
     predicted_s: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    #: what the request's body says of it
+    draft_n_max: int | None = None
 
     def add(self, call: Timings) -> None:
         """One generation more."""
@@ -64,17 +70,25 @@ class TimingsMiddleware:
 
     FastAPI cuts what its response models do not know, and chat handlers rebuild what a completion returns, so this is
     done from outside. OpenAI clients keep unknown fields of a response. A stream that fails ends with an event that
-    says so, where llama_cpp's just breaks off.
+    says so, where llama_cpp's just breaks off. For the same reason a request's ``draft_n_max`` is read here.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
-    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith("/completions"):
             await self._app(scope, receive, send)
             return
-        timings = Timings()
+        body = await _read(receive)
+        if body is None:
+            return  # the client has gone
+        try:
+            timings = Timings(draft_n_max=_draft_n_max(body))
+        except ArgumentError as exc:
+            await _refuse(send, str(exc))
+            return
+        receive = _Replay(body, receive)
         answer = _Answer(send, timings)
         token = current.set(timings)
         try:
@@ -86,6 +100,49 @@ class TimingsMiddleware:
             await answer.fail(exc)
         finally:
             current.reset(token)
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The body of a request; None if the client has broken off."""
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += bytes(message.get("body", b""))
+        if not message.get("more_body", False):
+            return body
+
+
+def _draft_n_max(body: bytes) -> int | None:
+    """Raises: ArgumentError: There is one, and it is no draft length."""
+    try:
+        request = json.loads(body)
+    except ValueError:  # the base says so
+        return None
+    return draft_limit(request.get("draft_n_max")) if isinstance(request, dict) else None
+
+
+async def _refuse(send: Send, why: str) -> None:
+    error = {"message": why, "type": "invalid_request_error", "param": "draft_n_max", "code": None}
+    body = json.dumps({"error": error}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Replay:
+    """Gives a body that was read already, and then what else comes."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _Answer:
