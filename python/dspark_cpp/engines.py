@@ -170,6 +170,7 @@ class DraftEngine(PlainEngine):
             llm.n_tokens += 1
         if self.session.logits_row is None and pending is None:
             return super().choose(sampler, None, 0)  # the base has decoded
+        self.session.warn_beyond_training(llm.n_tokens)
         automatic = llm.draft_n_max is None
         if automatic is not self._automatic:
             self.session.auto_depth = self._automatic = automatic

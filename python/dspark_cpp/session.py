@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from .stats import Depth, Round, Stats
 from .target import feature_tap
 
 __all__ = ["Session"]
+
+log = logging.getLogger("dspark_cpp")
 
 _SOURCES = {"auto": 0, "taps": 1, "eval": 2}
 _VERIFY = {"match": 0, "rejection": 1}
@@ -157,6 +160,8 @@ class Session:
         self._target = target
         self._draft = draft
         self._finish_reason: str | None = None
+        #: positions that the draft was trained for, until a sequence that exceeds them was warned of; 0: none
+        self._n_trained = int(draft._info.n_ctx_train) if isinstance(draft, Draft) else 0
         target._stack.callback(self._owned.close_with_target)
         if not len(kept):
             target.reset()  # Llama's own record of the sequence that the session has just emptied
@@ -199,6 +204,18 @@ class Session:
             pointer = ffi.cast("int32_t *", rest.ctypes.data)
             self._check(lib.dspark_session_append(self._handle(), pointer, len(rest), out))
             done += out[0]
+        if self._n_trained:
+            self.warn_beyond_training(self.n_tokens)
+
+    def warn_beyond_training(self, n_tokens: int) -> None:
+        """Logs a warning, once, if a sequence of n_tokens is longer than those that the draft was trained for."""
+        if n_tokens > self._n_trained > 0:
+            log.warning(
+                "the sequence is longer than the %d tokens that the draft was trained for: less may be accepted from "
+                "here on (draft_n_ctx, or n_ctx_draft of a Session, ends drafting there)",
+                self._n_trained,
+            )
+            self._n_trained = 0
 
     def next(self, sampler: Any = None, *, n_draft_max: int | None = None) -> int:
         """The next token: the sampler's choice (None: greedy) from the target's logits.
@@ -261,6 +278,8 @@ class Session:
                 left = budget - i - 1
                 limit = left if n_draft_max is None else min(left, n_draft_max)
                 token = self.next(sampler, n_draft_max=limit)
+                if self._n_trained:
+                    self.warn_beyond_training(n_prompt + i + 1)
                 if stop_at_eog and llama_cpp.llama_vocab_is_eog(vocab, token):
                     self._finish_reason = "stop"
                     yield token

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import pytest
-from dspark_cpp import Llama
+from dspark_cpp import Llama, Session, StateError
+from gguf_edit import edit
 from llama_settings import SETTINGS
 from scripted import PROMPT, constant, copying, scripted
 
@@ -52,6 +54,99 @@ def test_b4_a_reused_prefix_gives_the_proposals_of_a_cold_run(
     take(warm, 20, [*PROMPT[:25], 90, 91, 92])
     assert rounds(warm, 60) == rounds(cold, 60)
     assert warm.speculation.last.n_prompt == len(PROMPT) - 25 < cold.speculation.last.n_prompt
+
+
+def shift(llm: Any, first: int, n: int) -> None:
+    """What hosts of llama.cpp call a context shift: n tokens are cut out, and those behind them move up."""
+    memory = llama_cpp.llama_get_memory(llm.ctx)
+    assert llama_cpp.llama_memory_seq_rm(memory, 0, first, first + n)
+    llama_cpp.llama_memory_seq_add(memory, 0, first + n, -1, -n)
+    llm.input_ids[first : llm.n_tokens - n] = llm.input_ids[first + n : llm.n_tokens].copy()
+    llm.n_tokens -= n
+
+
+@pytest.mark.parametrize("n_before", [1, 20, 100])
+def test_b15_a_context_that_a_host_has_shifted_goes_on_as_in_the_base(
+    n_before: int, paths: tuple[str, str], opened: Callable[..., Any]
+) -> None:
+    """llama_cpp itself never shifts: a full context ends the text (b16)."""
+    seen = []
+    for llm in (opened(paths[0], llama_cpp.Llama), opened(paths[0], draft=paths[1])):
+        text = []
+        for _ in range(3):
+            text += take(llm, n_before, [*PROMPT, *text][: 1 + len(PROMPT) + len(text)])
+            shift(llm, 8, 7)
+            text += list(itertools.islice(llm.generate(text[-1:], temp=0.0, reset=False), 40))
+        seen.append((text, llm.n_tokens, llm._input_ids.tolist()))
+    assert seen[0] == seen[1]
+    assert llm.speculation.total.draft_n > 0
+
+
+def test_b22_a_sequence_longer_than_the_drafts_training_is_warned_of_once(
+    paths: tuple[str, str],
+    opened: Callable[..., Any],
+    converted: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Elsewhere acceptance fell behind the trained positions, and everything but the draft was suspected."""
+    draft = edit(converted("deepspec-qwen3-vanilla"), tmp_path / "short.gguf", keys={"dflash.context_length": 64})
+    text = take(opened(paths[0]), 100)
+    llm = opened(paths[0], draft=str(draft))
+    take(llm, 64 - len(PROMPT))
+    assert not caplog.text
+    assert take(llm, 100) == text
+    assert caplog.text.count("longer than the 64 tokens that the draft was trained for") == 1
+    take(llm, 5, [*PROMPT, *text])
+    assert caplog.text.count("trained for") == 1
+    llm.draft_model = str(draft)
+    take(llm, 1, [*PROMPT, *text])
+    assert caplog.text.count("trained for") == 2, "a draft anew"
+    caplog.clear()
+    llm.draft_model = None
+    with Session(llm, draft) as session:
+        list(session.generate(PROMPT, max_tokens=100, stop_at_eog=False))
+    assert caplog.text.count("trained for") == 1
+
+
+@pytest.mark.parametrize("order", ["in turns", "at random"])
+def test_b23_several_sequences_each_write_what_they_write_alone(
+    order: str, paths: tuple[str, str], opened: Callable[..., Any]
+) -> None:
+    """A context has one sequence, and a session is one context's: several sequences are several contexts."""
+    prompts = [PROMPT, [256, *b"zq XK 77 {} ~ "], [256], [256, *b"The keeper of "]]
+    patterns = [[7, 0, 3], [0, 0], [7, 7], [1, 6]]
+    lengths = [90, 25, 90, 70]
+    texts = [take(opened(paths[0]), n, prompt) for prompt, n in zip(prompts, lengths, strict=True)]
+    streams: dict[int, Iterator[int]] = {}
+    got: list[list[int]] = [[] for _ in prompts]
+    rng = np.random.default_rng(0)
+
+    def join(i: int) -> None:
+        drafter: Any = scripted([*prompts[i], *texts[i]], patterns[i]) if i % 2 == 0 else paths[1]
+        llm = opened(paths[0], draft=drafter)
+        streams[i] = itertools.islice(llm.generate(prompts[i], temp=0.0), lengths[i])
+
+    for i in range(3):
+        join(i)
+    for step in range(100_000):
+        if not streams:
+            break
+        i = sorted(streams)[(rng.integers(len(streams)) if order == "at random" else step % len(streams))]
+        token = next(streams[i], None)
+        if token is None:
+            del streams[i]
+            if i == 1:  # the short one has ended: another joins
+                join(3)
+        else:
+            got[i].append(token)
+    assert got == texts
+
+
+def test_b23_a_second_session_on_one_context_is_refused(paths: tuple[str, str], opened: Callable[..., Any]) -> None:
+    llm = opened(paths[0], draft=paths[1])
+    with pytest.raises(StateError, match="already has a session"):
+        Session(llm, paths[1])
 
 
 @pytest.mark.parametrize("n_batch", [9, 16, 34, 512])
