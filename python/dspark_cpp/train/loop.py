@@ -118,6 +118,7 @@ def train(
         save_checkpoint(checkpoint, model, optimizer, {"step": step, "seconds": seconds})
 
     last_save = time.monotonic()
+    began_at = step
     with _stop_asked() as stop_asked:
         while done() < 1.0:
             began = time.monotonic()
@@ -145,7 +146,8 @@ def train(
             if time.monotonic() - last_save > recipe.checkpoint_seconds:
                 save()
                 last_save = time.monotonic()
-        save()
+        if step > began_at:
+            save()
     model.eval()
 
 
