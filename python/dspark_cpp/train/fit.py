@@ -1,11 +1,11 @@
 """The second half of a run: from features to a draft in a GGUF file. Needs torch, unlike the first half.
 
-    checkpoint.safetensors   the state of the training
-    log.jsonl                a line per step
-    draft/                   the draft as speculators' checkpoint
-    evaluation.json          held-out responses replayed with the draft as it began and as it ended
-    training.png             both as a picture
-    draft.gguf               the draft
+checkpoint.safetensors   the state of the training
+log.jsonl                a line per step
+draft/                   the draft as speculators' checkpoint
+evaluation.json          held-out responses replayed with the draft as it began and as it ended
+training.png             both as a picture
+draft.gguf               the draft
 """
 
 from __future__ import annotations
