@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 static const char * const path = "test_draft_context.gguf";
 
@@ -479,6 +480,53 @@ static void test_borrowing_needs_a_target() {
     }
 }
 
+// Tokens drawn from the draft's distributions: what they were drawn from is told, and is the softmax of the likeliest rows.
+static void test_drawn_tokens(const toy::draft_options & o) {
+    toy::make_draft(o).save(path);
+    dspark::draft_context::params params;
+    params.n_threads = 1;
+    dspark::draft_context context(dspark::draft_model::load(path, nullptr, true), nullptr, params);
+    const features        f(o, 10);
+    context.append(f.at(0), 10);
+    dspark::proposal     likeliest, p, again;
+    dspark::distribution q;
+    context.propose(1, 256, true, nullptr, likeliest);
+
+    const int        n = 2000, n_kept = std::min(o.Vd, (int) dspark::n_pick_rows);
+    std::vector<int> counts((size_t) o.V);
+    dspark::drawing  how;
+    for (int i = 0; i < n; ++i) {
+        how.seed = (uint64_t) i;
+        context.propose(1, 256, i < 50, &how, p);
+        ++counts[(size_t) p.ids[0]];
+        for (int32_t k = 0; i < 50 && k < (int32_t) p.ids.size(); ++k) {
+            context.drawn_from(k, q);
+            ASSERT((int) q.size() == n_kept && dspark::probability(q, p.ids[(size_t) k]) > 0);
+            std::vector<float> row(p.logits.begin() + k * o.Vd, p.logits.begin() + (k + 1) * o.Vd);
+            double             sum = 0;
+            std::vector<float> sorted = row;
+            std::sort(sorted.begin(), sorted.end(), std::greater<float>());
+            for (int j = 0; j < n_kept; ++j) {
+                sum += std::exp((double) sorted[(size_t) j]);
+            }
+            for (int j = 0; j < o.Vd; ++j) {
+                const int32_t id       = o.Vd == o.V ? j : (j * 37 + 5) % o.V;
+                const double  expected = row[(size_t) j] < sorted[(size_t) n_kept - 1] ? 0 : std::exp((double) row[(size_t) j]) / sum;
+                ASSERT(std::fabs((double) dspark::probability(q, id) - expected) < 1e-6);
+            }
+        }
+    }
+    context.drawn_from(0, q);
+    for (const dspark::token_prob & t : q) {
+        ASSERT(std::fabs(counts[(size_t) t.id] - n * (double) t.p) < 5 * std::sqrt(n * (double) t.p + 1));
+    }
+    // the same by the same seed, and the likeliest again without one
+    context.propose(1, 256, false, &how, again);
+    ASSERT(again.ids == p.ids);
+    context.propose(1, 256, true, nullptr, again);
+    ASSERT(again.ids == likeliest.ids && again.logits == likeliest.logits);
+}
+
 int main() {
     toy::bind();
     for (const auto & [kind, options] : kinds()) {
@@ -494,6 +542,13 @@ int main() {
     smallest.B = 1;
     test_growth(smallest);
     test_chain_by_hand();
+    for (const auto & kind : kinds()) {
+        test_drawn_tokens(kind.second);
+    }
+    toy::draft_options large; // more rows than a token is drawn from
+    large.V  = 701;
+    large.Vd = 600;
+    test_drawn_tokens(large);
     test_n_ctx(toy::draft_options());
     test_params();
     test_close();
