@@ -37,7 +37,7 @@ SHARED = ROOT.parent / "shared"
 @pytest.fixture(autouse=True, scope="module")
 def own_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Only the modules that are about the kernels may have them."""
-    if request.module.__name__.startswith(("test_kernels", "test_exact")):
+    if request.module.__name__.startswith(("test_kernels", "test_exact", "test_demo_acceptance")):
         from dspark_cpp import kernels
 
         del os.environ["DSPARK_KERNELS"]
