@@ -84,6 +84,15 @@ def test_a_wrong_argument_is_one_sentence_and_exit_code_1(pair: list[object], ar
     assert "Traceback" not in done.stderr
 
 
+def test_rejection_sampling_is_chosen_by_a_flag_and_said_to_be_impossible_when_greedy(pair: list[object]) -> None:
+    generate = ["generate", *pair, "--prompt-ids", IDS, "-n", "20", "--json", "--n-max", "3", "--verify", "rejection"]
+    drawn, again = (json.loads(cli(*generate, "--temp", "1", "--seed", "7").stdout) for _ in range(2))
+    assert drawn["tokens"] == again["tokens"]
+    assert drawn["n_by_rejection"] > 0 and drawn["match_reason"] is None
+    greedy = json.loads(cli(*generate).stdout)
+    assert greedy["n_by_rejection"] == 0 and "greedy" in greedy["match_reason"]
+
+
 def test_wrong_usage_is_exit_code_2() -> None:
     for args in ([], ["nonsense"], ["generate"], ["generate", "-p", "x", "--no-such-flag"], ["inspect"]):
         done = cli(*args)

@@ -46,6 +46,12 @@ def add_parser(subparsers: Any) -> None:
         "--confidence-min", type=float, default=0.0, metavar="P", help="end a proposal at a lower confidence (0)"
     )
     p.add_argument(
+        "--verify",
+        choices=("match", "rejection"),
+        default="match",
+        help="how drafts are verified when sampling: rejection accepts more, match keeps seeds (match)",
+    )
+    p.add_argument(
         "--kernels",
         choices=("auto", "on", "off"),
         default="auto",
@@ -127,7 +133,12 @@ def run(args: argparse.Namespace) -> int:
         else None
     )
     with Session(
-        llm, draft, n_draft_max=args.n_max, auto_depth=args.n_max is None, confidence_min=args.confidence_min
+        llm,
+        draft,
+        n_draft_max=args.n_max,
+        auto_depth=args.n_max is None,
+        verify=args.verify,
+        confidence_min=args.confidence_min,
     ) as session:
         stream = TextStream(llm)
         ids: list[int] = []
@@ -156,10 +167,12 @@ def run(args: argparse.Namespace) -> int:
             "n_prompt": len(prompt),
             "draft_n": stats.draft_n,
             "draft_n_accepted": stats.draft_n_accepted,
+            "n_by_rejection": stats.n_by_rejection,
             "mean_accepted_length": stats.mean_accepted_length,
             "acceptance_per_position": [round(rate, 4) for rate in stats.acceptance_per_position],
             "tokens_per_second": len(ids) / seconds if seconds > 0 else 0.0,
             "disabled_reason": session.disabled_reason,
+            "match_reason": session.match_reason,
             "timings": {
                 "prompt_s": stats.t_prompt,
                 "inject_s": stats.t_inject,
