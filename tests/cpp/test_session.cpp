@@ -693,6 +693,7 @@ static void test_bad_arguments(llama_model * model) {
             refused(DSPARK_ERROR_ARGUMENT, [&](auto & p, auto &) { p.confidence_min = min; }, with_drafter);
         }
         refused(DSPARK_ERROR_ARGUMENT, [](auto & p, auto &) { p.feature_source = -1; }, with_drafter);
+        refused(DSPARK_ERROR_ARGUMENT, [](auto & p, auto &) { p.verify = 2; }, with_drafter);
     }
     for (int32_t n : {0, -1, 257, INT32_MAX}) {
         refused(DSPARK_ERROR_ARGUMENT, [&](auto &, auto & d) { d.n_draft_max = n; }, true);

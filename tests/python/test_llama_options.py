@@ -211,6 +211,10 @@ def test_rejection_sampling_is_seeded_and_says_where_it_is_impossible(
     assert text(temperature=1.5, seed=1) == same != text(temperature=1.5, seed=2)
     assert text(temperature=1.5, seed=1, logits_processor=llama_cpp.LogitsProcessorList([processor])) == same
     assert seen == list(range(seen[0], seen[0] + 40)), "once a token"
+    grammar = llama_cpp.LlamaGrammar.from_string('root ::= ("yes, " | "no, ")+', verbose=False)
+    answer = text(temperature=1.5, seed=1, grammar=grammar)
+    assert answer.count("yes, ") * 5 + answer.count("no, ") * 4 >= len(answer) - 4 and {"y", "n"} <= set(answer)
+    assert llm.speculation.last.n_by_rejection > 0
     for settings in ({"temperature": 0.0}, {"temperature": 1.0, "mirostat_mode": 2}):
         text(**settings)
         assert llm.speculation.last.n_by_rejection == 0 < llm.speculation.last.draft_n
