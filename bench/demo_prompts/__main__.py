@@ -40,7 +40,12 @@ def main() -> None:
             for turn in json.loads(line)["turns"]:
                 held_out |= grams(turn)
     rng = Random(args.seed)
-    kinds = (("code", 0.4, code.request), ("math-words", 0.17, math.word_problem), ("math", 0.13, math.exercise), ("chat", 0.3, chat.request))
+    kinds = (
+        ("code", 0.4, code.request),
+        ("math-words", 0.17, math.word_problem),
+        ("math", 0.13, math.exercise),
+        ("chat", 0.3, chat.request),
+    )
     seen: set[str] = set()
     dropped = {"same": 0, "held out": 0}
     with args.out.open("w", encoding="utf-8") as file:

@@ -64,7 +64,9 @@ TASKS = (
 )  # fmt: skip
 
 #: built from parts: verb, object, and where it is done
-VERBS = "count|find|remove|sort|print|return|replace|collect|sum up|check|swap|double|group|compare|filter|search for|extract|merge".split("|")
+VERBS = "count|find|remove|sort|print|return|replace|collect|sum up|check|swap|double|group|compare|filter|search for|extract|merge".split(
+    "|"
+)
 OBJECTS = (
     "the odd numbers|all uppercase letters|negative values|the duplicate elements|the shortest strings|all tuples|the vowels|empty strings|"
     "the keys with the largest values|the last n elements|the consecutive pairs|palindromic words|the leading zeros|nested lists|perfect squares|"
@@ -117,8 +119,19 @@ FREE = (
     "Write pseudocode for {algorithm}.", "Write a Python program with a class for {thing} and a small demonstration.",
 )  # fmt: skip
 COMPLETE = "Write a solution to the following problem and make sure that it passes the tests:"
-COMPLETION = (COMPLETE, COMPLETE, "Complete the following Python function:", "Finish this function.", "Implement the body of this function:")
-ABOUT = ("Explain what this code does:", "Add a docstring to this function:", "Write three test cases for this function:", "Can this code be improved?")
+COMPLETION = (
+    COMPLETE,
+    COMPLETE,
+    "Complete the following Python function:",
+    "Finish this function.",
+    "Implement the body of this function:",
+)
+ABOUT = (
+    "Explain what this code does:",
+    "Add a docstring to this function:",
+    "Write three test cases for this function:",
+    "Can this code be improved?",
+)
 MODULES = (
     "textwrap statistics bisect heapq fractions colorsys calendar shlex string random difflib fnmatch glob shutil posixpath genericpath keyword copy "
     "functools operator numbers datetime base64 binascii hashlib html json.decoder json.encoder csv configparser urllib.parse ipaddress "
@@ -157,7 +170,9 @@ def completion(rng: Random) -> str:
         if rng.random() < 0.7:
             doc += f"\n>>> {name}({call})\n{run(*eval(f'({call},)'))!r}"  # noqa: S307 - of the table above
         if rng.random() < 0.3:
-            args = ", ".join(f"{a}: {'int' if len(a) == 1 else 'list' if a.endswith('s') else 'str'}" for a in args.split(", "))
+            args = ", ".join(
+                f"{a}: {'int' if len(a) == 1 else 'list' if a.endswith('s') else 'str'}" for a in args.split(", ")
+            )
         head = f"def {name}({args}):"
     else:
         head, doc, _ = rng.choice(library_functions())

@@ -12,11 +12,22 @@ THINGS = (
     "apples marbles stickers pencils books cookies stamps shells cards balloons oranges candles bottles muffins tickets coins "
     "roses tomatoes postcards beads notebooks bricks cupcakes badges toys peaches buttons crayons magnets eggs"
 ).split()
-SHOPS = "bakery|bookshop|garden centre|market stall|grocery store|toy shop|farm stand|school fair|flower shop|cinema".split("|")
+SHOPS = (
+    "bakery|bookshop|garden centre|market stall|grocery store|toy shop|farm stand|school fair|flower shop|cinema".split(
+        "|"
+    )
+)
 ANIMALS = "goats chickens cows rabbits sheep ducks horses pigs turkeys cats".split()
 JOBS = "gardener painter tutor plumber driver carpenter cleaner baker designer mechanic".split()
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-STEPS = ("", "", " Show your work.", " Explain each step.", " Think step by step.", "\nSolve this problem step by step.")
+STEPS = (
+    "",
+    "",
+    " Show your work.",
+    " Explain each step.",
+    " Think step by step.",
+    "\nSolve this problem step by step.",
+)
 
 WORD_PROBLEMS = (
     "{a} has {n} {t}. {b} has {k} times as many {t} as {a}. How many {t} do they have together?",

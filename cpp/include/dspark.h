@@ -305,6 +305,43 @@ DSPARK_API dspark_status dspark_feature_tap_create(dspark_feature_tap ** out_tap
 DSPARK_API void          dspark_feature_tap_free(dspark_feature_tap * tap);
 DSPARK_API bool          dspark_feature_tap_callback(struct ggml_tensor * tensor, bool ask, void * tap);
 
+typedef enum dspark_feature_source {
+    DSPARK_FEATURES_AUTO = 0,
+    DSPARK_FEATURES_TAPS = 1, /* llama.cpp's layer-input taps */
+    DSPARK_FEATURES_EVAL = 2  /* the evaluation callback of a dspark_feature_tap */
+} dspark_feature_source;
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Feature reader: the features and likely next tokens of whole sequences, of which a draft is trained.  One call at a
+ * time: another one that arrives meanwhile, from a second thread, is refused with DSPARK_ERROR_STATE.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+typedef struct dspark_feature_reader dspark_feature_reader;
+
+/* Takes over sequence 0 of the target's context, which must outlive the reader and must not have a session or another reader.
+ * layers: whose inputs are read, as in a draft's file.  source is a dspark_feature_source, tap the context's or NULL.
+ * The context must allow as many outputs as a batch has tokens (n_outputs_max 0): llama.cpp ends the process otherwise.
+ * Errors: DSPARK_ERROR_MISMATCH (the target hands out no features, or has no such layer), _ARGUMENT, _STATE. */
+DSPARK_API dspark_status dspark_feature_reader_create(struct llama_context * target, const int32_t * layers, int32_t n_layers,
+        int32_t source, dspark_feature_tap * tap, dspark_feature_reader ** out_reader);
+
+/* Must not run beside another call on the same reader.  NULL is allowed. */
+DSPARK_API void dspark_feature_reader_free(dspark_feature_reader * reader);
+
+/* As dspark_session_close(). */
+DSPARK_API dspark_status dspark_feature_reader_close(dspark_feature_reader * reader);
+
+/* Decodes a sequence from position 0 on; what was there before is forgotten.  out_features is [n_tokens][n_layers * n_embd] f32,
+ * a row being the concatenated inputs of the layers, as a drafter's append() gets them.  out_ids and out_probs are
+ * [n_tokens - first_row][top_k]: of each row from first_row on the top_k likeliest tokens to come next, likeliest first, and
+ * their probabilities at temperature 1 over the whole vocabulary; with top_k 0 both may be NULL.
+ * Errors: DSPARK_ERROR_ARGUMENT, _CONTEXT_FULL, _BACKEND. */
+DSPARK_API dspark_status dspark_feature_reader_read(dspark_feature_reader * reader, const int32_t * tokens, int32_t n_tokens,
+        int32_t first_row, int32_t top_k, float * out_features, int32_t * out_ids, float * out_probs);
+
+/* "layer taps" or "evaluation callback"; "" for NULL or a closed one. */
+DSPARK_API const char * dspark_feature_reader_source(dspark_feature_reader * reader);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * Session: a target's context driven with a draft.  Different sessions run side by side; on one session there is one
  * call at a time: another one that arrives meanwhile, from a second thread or from a drafter's callback, is refused
@@ -325,12 +362,6 @@ typedef struct dspark_drafter {
     int (*rewind )(void * user_data, int32_t n_past);
     int (*propose)(void * user_data, int32_t anchor, int32_t pos, int32_t n_max, int32_t * out_ids, int32_t * out_n);
 } dspark_drafter;
-
-typedef enum dspark_feature_source {
-    DSPARK_FEATURES_AUTO = 0,
-    DSPARK_FEATURES_TAPS = 1, /* llama.cpp's layer-input taps */
-    DSPARK_FEATURES_EVAL = 2  /* the evaluation callback of a dspark_feature_tap */
-} dspark_feature_source;
 
 /* How a round's drafts are verified.  Both leave the sampler's distribution as it is. */
 typedef enum dspark_verify {

@@ -1,6 +1,7 @@
 // The C boundary: every extern "C" function.  Arguments are checked and copied here, exceptions end here; no logic.
 #include "draft_context.h"
 #include "draft_model.h"
+#include "feature_reader.h"
 #include "kernels/hook.h"
 #include "session.h"
 
@@ -62,6 +63,10 @@ template <typename T> class exclusive {
 };
 
 struct dspark_draft_context : exclusive<dspark::draft_context> {
+    using exclusive::exclusive;
+};
+
+struct dspark_feature_reader : exclusive<dspark::feature_reader> {
     using exclusive::exclusive;
 };
 
@@ -601,6 +606,58 @@ void dspark_session_params_init(dspark_session_params * params) {
         params->n_draft_max = -1;
         dspark_draft_context_params_init(&params->draft);
     }
+}
+
+dspark_status dspark_feature_reader_create(struct llama_context * target, const int32_t * layers, int32_t n_layers, int32_t source,
+                                           dspark_feature_tap * tap, dspark_feature_reader ** out_reader) {
+    if (out_reader) {
+        *out_reader = nullptr;
+    }
+    return guard([&] {
+        need(target, "target");
+        need(layers, "layers");
+        need(out_reader, "out_reader");
+        require_bound();
+        if (n_layers < 1 || source < DSPARK_FEATURES_AUTO || source > DSPARK_FEATURES_EVAL) {
+            fail(DSPARK_ERROR_ARGUMENT, format("n_layers is %d and source %d, expected 1 or more and a dspark_feature_source", n_layers, source));
+        }
+        *out_reader = new dspark_feature_reader(
+            std::make_unique<feature_reader>(target, std::vector<int32_t>(layers, layers + n_layers), source, tap));
+    });
+}
+
+void dspark_feature_reader_free(dspark_feature_reader * r) {
+    guard([&] { delete r; });
+}
+
+dspark_status dspark_feature_reader_close(dspark_feature_reader * r) {
+    return guard([&] {
+        need(r, "reader");
+        r->close("feature reader");
+    });
+}
+
+dspark_status dspark_feature_reader_read(dspark_feature_reader * r, const int32_t * tokens, int32_t n_tokens, int32_t first_row, int32_t top_k,
+                                         float * out_features, int32_t * out_ids, float * out_probs) {
+    return guard([&] {
+        need(r, "reader");
+        need(tokens, "tokens");
+        need(out_features, "out_features");
+        if (top_k != 0) {
+            need(out_ids, "out_ids");
+            need(out_probs, "out_probs");
+        }
+        r->use("feature reader", [&](feature_reader & reader) { reader.read(tokens, n_tokens, first_row, top_k, out_features, out_ids, out_probs); });
+    });
+}
+
+const char * dspark_feature_reader_source(dspark_feature_reader * r) {
+    const char * name = "";
+    guard([&] {
+        need(r, "reader");
+        r->use("feature reader", [&](feature_reader & reader) { name = reader.source_name(); });
+    });
+    return name;
 }
 
 dspark_status dspark_session_create(struct llama_context * target, const dspark_draft * draft, const dspark_session_params * params,

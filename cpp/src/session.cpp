@@ -4,15 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
-#include <set>
 
 namespace dspark {
 
 namespace {
-
-std::mutex                owned_mutex;
-std::set<llama_context *> owned_contexts;
 
 // Adds the time until it goes out of scope to a counter of microseconds.
 class stopwatch {
@@ -31,18 +26,6 @@ class stopwatch {
 const std::vector<int32_t> no_layers;
 
 } // namespace
-
-session::ownership::ownership(llama_context * context) : ctx(context) {
-    std::lock_guard<std::mutex> lock(owned_mutex);
-    if (!owned_contexts.insert(ctx).second) {
-        fail(DSPARK_ERROR_STATE, "the target's context already has a session; close that one first");
-    }
-}
-
-session::ownership::~ownership() {
-    std::lock_guard<std::mutex> lock(owned_mutex);
-    owned_contexts.erase(ctx);
-}
 
 // Null, or why a session can never draft; it then reads no features either.
 static const char * never_reason(llama_context * ctx, const drafter * draft, const session::params & settings) {

@@ -10,6 +10,7 @@
 #include "depth.h"
 #include "drafter.h"
 #include "sampler_chain.h"
+#include "ownership.h"
 #include "target.h"
 #include "verify.h"
 
@@ -93,13 +94,6 @@ class session {
     void    owe_drafter(const std::vector<float> & features, int32_t n_rows);
     void    pay_drafter();
     void    forget_owed(int32_t n_rows);
-
-    // keeps two sessions off one context
-    struct ownership {
-        explicit ownership(llama_context * ctx);
-        ~ownership();
-        llama_context * ctx;
-    };
 
     ownership                owned_;
     std::unique_ptr<drafter> draft_;

@@ -24,7 +24,7 @@ __all__ = ["Session"]
 
 log = logging.getLogger("dspark_cpp")
 
-_SOURCES = {"auto": 0, "taps": 1, "eval": 2}
+SOURCES = {"auto": 0, "taps": 1, "eval": 2}
 _VERIFY = {"match": 0, "rejection": 1}
 
 
@@ -120,8 +120,8 @@ class Session:
         feature_source: str = "auto",
     ) -> None:
         context = context_pointer(target)
-        if not isinstance(feature_source, str) or feature_source not in _SOURCES:
-            raise errors.ArgumentError(f"feature_source is {feature_source!r}, expected one of {', '.join(_SOURCES)}")
+        if not isinstance(feature_source, str) or feature_source not in SOURCES:
+            raise errors.ArgumentError(f"feature_source is {feature_source!r}, expected one of {', '.join(SOURCES)}")
         params = ffi.new("dspark_session_params *")
         lib.dspark_session_params_init(params)
         params.n_ctx = 0 if n_ctx is None else integer(n_ctx, "n_ctx")
@@ -132,7 +132,7 @@ class Session:
         params.verify = _VERIFY[verify_rule(verify, "verify")]
         params.n_draft_max = -1 if n_draft_max is None else self._limit(n_draft_max)
         params.confidence_min = number(confidence_min, "confidence_min", "0 to 1", lambda x: 0 <= x <= 1)
-        params.feature_source = _SOURCES[feature_source]
+        params.feature_source = SOURCES[feature_source]
         params.feature_tap = feature_tap(target)
         fill_context_params(
             ffi.addressof(params, "draft"),

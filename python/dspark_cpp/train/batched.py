@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -29,7 +29,8 @@ _LOOP_MIN = 24
 _LOOP_PERIOD = 64
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True)
+class Request:
     """One response to be generated. Its tokens depend on these values and the target, and on nothing else."""
 
     index: int
@@ -38,7 +39,8 @@ class Request(NamedTuple):
     seed: int
 
 
-class Generated(NamedTuple):
+@dataclass(frozen=True)
+class Generated:
     index: int
     tokens: list[int]
     #: "stop" (the last token ends the generation), "length", or "loop" (cut behind its second repeat)
