@@ -1,7 +1,7 @@
 """Writes the prompts that the demo draft was trained on: python bench/demo_prompts OUT.jsonl [--n 9000] [--seed 1]
 
-40 % code, 30 % mathematics, 30 % chat, shuffled, all of them from the templates in this folder and from docstrings of the
-Python standard library. --without FILE...: prompts that share eight words in a row with any of these files are dropped.
+40 % code, 30 % mathematics, 30 % chat, shuffled, all of them from the templates in this folder and from docstrings of
+the Python standard library. --without FILE...: prompts that share eight words in a row with these files are dropped.
 """
 
 from __future__ import annotations

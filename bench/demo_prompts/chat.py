@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 - lists of words are read as lines
 """Writing, explanation, reasoning, extraction and small talk: request templates and topics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 - lists of words are read as lines
 """Programming requests: small tasks, functions to be completed from their docstrings, and talk about code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 - lists of words are read as lines
 """Word problems and exercises: templates with random names, things and numbers."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from llama_cpp import llama_chat_format
 
 from . import errors
 
-__all__ = ["TextStream", "encode", "encode_chat", "piece"]
+__all__ = ["TextStream", "encode", "encode_chat", "format_chat", "piece"]
 
 
 def encode(llm: Any, text: str) -> list[int]:
@@ -22,6 +22,14 @@ def encode(llm: Any, text: str) -> list[int]:
 
 def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
     """Tokens of a conversation in the model's own chat template, up to where the assistant answers.
+
+    Raises: as format_chat().
+    """
+    return list(llm.tokenize(format_chat(llm, messages).encode("utf-8"), add_bos=False, special=True))
+
+
+def format_chat(llm: Any, messages: list[dict[str, str]]) -> str:
+    """A conversation in the model's own chat template, up to where the assistant answers.
 
     Raises: ArgumentError: messages is not a list of {"role": ..., "content": ...}; the model has no template, or its
     template does not take these messages.
@@ -39,14 +47,13 @@ def encode_chat(llm: Any, messages: list[dict[str, str]]) -> list[int]:
         template=template, eos_token=special(llm.token_eos()), bos_token=special(llm.token_bos())
     )
     try:
-        prompt = formatter(messages=messages).prompt
+        return str(formatter(messages=messages).prompt)
     except (
         jinja2.TemplateError,
         ValueError,
         TypeError,
     ) as e:  # templates refuse what they do not know, each in its way
         raise errors.ArgumentError(f"the model's chat template does not take these messages: {e}") from None
-    return list(llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=True))
 
 
 def piece(llm: Any, token: int, *, special: bool = False) -> bytes:

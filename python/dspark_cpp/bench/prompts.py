@@ -25,7 +25,8 @@ class PromptSet:
 
 def read_prompts(path: str, llm: Any, limit: int | None) -> PromptSet:
     """The prompts of a file: of each line "prompt" or the first of "turns" (put into the chat template, if the target
-    has one), or "ids" (token ids as they are); a line that is no JSON object is a prompt itself.
+    has one), "messages" (a conversation for the chat template), or "ids" (token ids as they are); a line that is no
+    JSON object is a prompt itself.
 
     Raises: FileError: the file cannot be read. ArgumentError: it has no prompts, or a line none.
     """
@@ -41,10 +42,14 @@ def read_prompts(path: str, llm: Any, limit: int | None) -> PromptSet:
         if isinstance(row.get("ids"), list):
             prompts.append([int(token) for token in row["ids"]])
             continue
+        if isinstance(row.get("messages"), list):
+            texts += 1
+            prompts.append(encode_chat(llm, row["messages"]))
+            continue
         turns = row.get("turns")
         text = row.get("prompt") or (turns[0] if isinstance(turns, list) and turns else None)
         if not isinstance(text, str) or not text:
-            raise ArgumentError(f'{path}:{number}: there is no "prompt", "turns" or "ids" in this line')
+            raise ArgumentError(f'{path}:{number}: there is no "prompt", "turns", "messages" or "ids" in this line')
         texts += 1
         chat = llm.metadata.get("tokenizer.chat_template")
         prompts.append(encode_chat(llm, [{"role": "user", "content": text}]) if chat else encode(llm, text))

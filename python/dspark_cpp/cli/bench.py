@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         required=True,
         nargs="+",
         metavar="FILE",
-        help='JSON lines with "prompt", "turns" or "ids", or plain text with a prompt a line; a file is a set',
+        help='JSON lines with "prompt", "turns", "messages" or "ids", or text with a prompt a line; a file is a set',
     )
     parser.add_argument("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens of each (default: 128)")
     parser.add_argument("-c", "--ctx-size", type=int, default=2048, metavar="N", help="context (default: 2048)")

@@ -178,7 +178,7 @@ def generate(llm: Any, requests: Iterable[Request], *, n_parallel: int, max_toke
     while True:
         for i in range(n_parallel):
             slot = slots[i]
-            while slot is None or (reason := finish(slot)):
+            while reason := finish(slot) if slot else "empty":
                 if slot is not None:
                     if slot.sampler is not None:
                         slot.sampler.close()
