@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         StateError,
     )
+    from .features import FeatureReader
     from .llama import Llama
     from .sampling import Sampler
     from .session import Session
@@ -54,6 +55,7 @@ _HOME = {
     "DraftContext": "draft",
     "Proposal": "draft",
     "Drafter": "drafters",
+    "FeatureReader": "features",
     "Sampler": "sampling",
     "Session": "session",
     "Round": "stats",
@@ -90,6 +92,7 @@ __all__ = [
     "Draft",
     "DraftContext",
     "Drafter",
+    "FeatureReader",
     "FileError",
     "FormatError",
     "Llama",

@@ -155,6 +155,7 @@ static void test_nulls(dspark_draft * draft) {
     dspark_draft *        out_draft   = POISON;
     dspark_draft_context *context     = POISON;
     dspark_session *      session     = POISON;
+    dspark_feature_reader * reader    = POISON;
     dspark_draft_info     info;
     dspark_stats          stats;
     dspark_round          round;
@@ -172,6 +173,15 @@ static void test_nulls(dspark_draft * draft) {
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_context_close(NULL));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_close(NULL));
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_reset_stats(NULL));
+
+    dspark_feature_reader_free(NULL);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_feature_reader_close(NULL));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_feature_reader_read(NULL, &token, 1, 0, 0, logits, NULL, NULL));
+    ASSERT(strcmp(dspark_feature_reader_source(NULL), "") == 0);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_feature_reader_create(NULL, &token, 1, 0, NULL, &reader));
+    ASSERT(reader == NULL);
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_feature_reader_create((struct llama_context *) POISON, NULL, 1, 0, NULL, &reader));
+    ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_feature_reader_create((struct llama_context *) POISON, &token, 1, 0, NULL, NULL));
 
     ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_draft_load(NULL, NULL, &out_draft));
     ASSERT(out_draft == NULL);
