@@ -13,6 +13,19 @@
 #include <new>
 #include <thread>
 
+#ifndef _WIN32
+#include <unistd.h>
+#endif
+
+// Which process this is: a fork keeps the memory of calls whose threads it leaves behind.
+static long process_id() {
+#ifdef _WIN32
+    return 0;
+#else
+    return (long) getpid();
+#endif
+}
+
 struct dspark_draft {
     std::shared_ptr<const dspark::draft_model> model;
 };
@@ -35,9 +48,13 @@ template <typename T> class exclusive {
         body(*impl_);
     }
 
-    // Waits for another thread's call to end.
+    // Waits for another thread's call to end; one that a fork has left behind never does, and what it worked on is not freed.
     void close(const char * what) {
         while (busy_.exchange(true)) {
+            if (process_ != process_id()) {
+                (void) impl_.release();
+                break;
+            }
             if (owner_ == std::this_thread::get_id()) {
                 dspark::fail(DSPARK_ERROR_STATE, dspark::format("the %s cannot be closed from inside one of its own calls", what));
             }
@@ -49,7 +66,10 @@ template <typename T> class exclusive {
 
   private:
     struct holder {
-        explicit holder(exclusive & e) : e_(e) { e_.owner_ = std::this_thread::get_id(); }
+        explicit holder(exclusive & e) : e_(e) {
+            e_.owner_   = std::this_thread::get_id();
+            e_.process_ = process_id();
+        }
         ~holder() {
             e_.owner_ = std::thread::id();
             e_.busy_  = false;
@@ -60,6 +80,7 @@ template <typename T> class exclusive {
     std::unique_ptr<T>           impl_;
     std::atomic<bool>            busy_{false};
     std::atomic<std::thread::id> owner_{};
+    std::atomic<long>            process_{0}; // of the call that was last
 };
 
 struct dspark_draft_context : exclusive<dspark::draft_context> {

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from llama_cpp.llama import Llama as BaseLlama  # the class itself: install() gives its name to another
 
 from . import errors
-from ._openmp import forget_short_spins
+from ._openmp import forget_short_spins, let_threads_go_before_forks
 
 forget_short_spins()  # llama_cpp has been loaded with them
+let_threads_go_before_forks(llama_cpp.llama_cpp._lib)
 
 try:
     from ._ffi import ffi, lib

@@ -11,12 +11,17 @@ import llama_cpp
 from llama_cpp import llama_chat_format
 
 from . import errors
+from ._native import require_llama
+from .params import integer
 
 __all__ = ["TextStream", "encode", "encode_chat", "format_chat", "piece"]
 
 
 def encode(llm: Any, text: str) -> list[int]:
     """Tokens of a raw prompt, BOS added where the model asks for it, special tokens recognised."""
+    require_llama(llm)
+    if not isinstance(text, str):
+        raise errors.ArgumentError(f"text is a {type(text).__name__}, expected a str")
     return list(llm.tokenize(text.encode("utf-8"), add_bos=True, special=True))
 
 
@@ -34,6 +39,7 @@ def format_chat(llm: Any, messages: list[dict[str, str]]) -> str:
     Raises: ArgumentError: messages is not a list of {"role": ..., "content": ...}; the model has no template, or its
     template does not take these messages.
     """
+    require_llama(llm)
     if not isinstance(messages, (list, tuple)) or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise errors.ArgumentError(f'messages is {messages!r:.80}, expected a list of {{"role": ..., "content": ...}}')
     template = llm.metadata.get("tokenizer.chat_template")
@@ -58,6 +64,10 @@ def format_chat(llm: Any, messages: list[dict[str, str]]) -> str:
 
 def piece(llm: Any, token: int, *, special: bool = False) -> bytes:
     """The bytes that a token stands for; those of control tokens only with ``special``."""
+    require_llama(llm)
+    token, n_vocab = integer(token, "token"), llm._model.n_vocab()
+    if not 0 <= token < n_vocab:
+        raise errors.ArgumentError(f"token is {token}, expected 0 to {n_vocab - 1}")
     vocab = llm._model.vocab
     buffer = ctypes.create_string_buffer(64)
     n = llama_cpp.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from . import errors
 
 __all__ = ["Turns"]
 
@@ -36,6 +39,7 @@ class Turns:
         self._running: int | None = None  # the thread in which the holder computes now
         self._reader: int | None = None  # the thread in which it last did
         self._since = 0.0
+        self._process = os.getpid()
         #: counts the changes of hands
         self.epoch = 0
 
@@ -58,6 +62,8 @@ class Turns:
             yield
             return
         me = threading.get_ident()
+        if self._process != os.getpid():
+            self._enter_child()
         with self._changed:
             while not self._free_for(owner, me):
                 self._changed.wait(0.05)
@@ -70,6 +76,15 @@ class Turns:
         finally:
             self._running = None
             self._since = time.monotonic()
+
+    def _enter_child(self) -> None:
+        """This process was forked from the one that made the object: threads that computed there do not exist here."""
+        if self._running is not None:
+            raise errors.StateError(
+                "the Llama was in use by another thread when this process was forked; make a new one here"
+            )
+        self._changed = threading.Condition()  # the old one may have been held
+        self._process = os.getpid()
 
     def _release(self, owner: _Owner) -> None:
         if self._owner() is owner:

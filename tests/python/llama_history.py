@@ -107,6 +107,7 @@ class LlamaHistory(RuleBasedStateMachine):
     def begin_record(self) -> None:
         self.tokens: list[int] = []  # what n_tokens and input_ids say
         self.complete = True  # the draft has seen the whole sequence
+        self.foreign = False  # the newest logits are of what somebody else decoded
         self.streams: list[Stream] = []
 
     def drop_streams(self) -> None:
@@ -164,6 +165,7 @@ class LlamaHistory(RuleBasedStateMachine):
         self.llm.set_seed(seed)
         steps = self.llm.generate(prompt, **arguments(sampling))
         got = []
+        self.foreign = False
         self.keep_prefix_of(prompt)
         for token in itertools.islice(steps, n):
             got.append(token)
@@ -197,6 +199,7 @@ class LlamaHistory(RuleBasedStateMachine):
             return "".join(c["choices"][0]["text"] for c in made) if stream else made["choices"][0]["text"]
 
         self.plain.reset()
+        self.foreign = False
         want = call(self.plain)
         self.keep_prefix_of(prompt)
         assert call(self.llm) == want
@@ -222,6 +225,7 @@ class LlamaHistory(RuleBasedStateMachine):
         n = min(n, len(stream.text) - stream.n_read)
         if n == 0:
             return
+        self.foreign = False
         got = list(itertools.islice(stream.steps, n))
         assert got == stream.text[stream.n_read : stream.n_read + n]
         stream.n_read += n
@@ -238,6 +242,7 @@ class LlamaHistory(RuleBasedStateMachine):
     def evaluate(self, ids: list[int]) -> None:
         if len(self.tokens) + len(ids) <= 200:
             self.llm.eval(ids)
+            self.foreign = False
             self.tokens += ids
 
     @rule(ids=texts, n=st.integers(1, 9))
@@ -253,7 +258,7 @@ class LlamaHistory(RuleBasedStateMachine):
 
     @rule()
     def sample(self) -> None:
-        if self.tokens:
+        if self.tokens and not self.foreign:
             self.llm._sampler = None
             assert self.llm.sample(temp=0.0) == self.answer(self.tokens, 1, {"temp": 0.0}, 0)[0]
 
@@ -319,8 +324,7 @@ class LlamaHistory(RuleBasedStateMachine):
         self.drop_streams()
         draft, n_max = self.llm.draft, self.llm.draft_n_max
         plain = detach(self.llm)
-        if draft is not None:
-            attach(plain, draft, draft_n_max=n_max, **CACHES)
+        attach(plain, self.drafts[0] if draft is None else draft, draft_n_max=n_max, **CACHES)
         self.complete = not self.tokens
 
     @rule(ids=texts)
@@ -332,7 +336,7 @@ class LlamaHistory(RuleBasedStateMachine):
         ids = ids[: min(self.llm.n_batch, CONTEXT - position)]
         if isinstance(self.llm._engine, DraftEngine) and ids:
             decode_by_hand(self.llm, ids, position)
-            self.complete = False
+            self.complete, self.foreign = False, True
 
     @rule(part=st.floats(0, 1))
     def cut_the_record(self, part: float) -> None:
