@@ -1218,6 +1218,48 @@ static void test_samplers(llama_model * model) {
     llama.llama_free(ctx);
 }
 
+// Rejection sampling: one seed, one text; rewinding, settling and a sampler that chooses itself in between do no harm.
+static void test_rejection(llama_model * model) {
+    const auto &    llama = toy::llama();
+    dspark_draft *  draft = nullptr;
+    toy::make_draft().save(draft_path);
+    ASSERT_OK(dspark_draft_load(draft_path, nullptr, &draft));
+    llama_context * ctx = open_context(model);
+    ids             first;
+    for (uint32_t seed : {1u, 1u, 2u}) {
+        llama_sampler * sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params());
+        llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_temp(1.0f));
+        llama.llama_sampler_chain_add(sampler, llama.llama_sampler_init_dist(seed));
+        dspark_session_params params = default_params();
+        params.verify                = DSPARK_VERIFY_REJECTION;
+        dspark_session * s           = nullptr;
+        ASSERT_OK(dspark_session_create(ctx, draft, &params, &s));
+        append(s, prompt);
+        ids text;
+        for (int i = 0; i < 100; ++i) {
+            int32_t token = -1;
+            ASSERT_OK(dspark_session_next(s, i % 10 == 9 ? nullptr : sampler, -1, &token));
+            text.push_back(token);
+            ASSERT((state_of(s).match_reason != nullptr) == (i % 10 == 9));
+            if (i % 25 == 13) {
+                ASSERT_OK(dspark_session_settle(s));
+            }
+            if (i == 50) {
+                ASSERT_OK(dspark_session_rewind(s, (int32_t) prompt.size()));
+                append(s, {1});
+            }
+        }
+        const dspark_stats stats = stats_of(s);
+        ASSERT(stats.n_by_rejection > 20 && stats.draft_n_accepted > 0 && stats.draft_n_accepted < stats.draft_n);
+        ASSERT(first.empty() || (text == first) == (seed == 1));
+        first = text;
+        dspark_session_free(s);
+        llama.llama_sampler_free(sampler);
+    }
+    llama.llama_free(ctx);
+    dspark_draft_free(draft);
+}
+
 // confidence_min ends a proposal; the text does not change.
 static void test_confidence(llama_model * model) {
     const ids      text  = greedy(model, prompt, 60);
@@ -1348,6 +1390,7 @@ int main() {
     test_failing_decode(model);
     test_failing_decode_in_parts(model);
     test_samplers(model);
+    test_rejection(model);
     test_confidence(model);
     test_lifetimes(model);
     test_side_by_side(model);
