@@ -43,7 +43,10 @@ def load(llm: Any, state: llama_cpp.LlamaState) -> None:
     llm.n_tokens = 0
     llm._requires_eval = True
     if llama_cpp.llama_state_set_data(llm._ctx.ctx, data, size) != size:
-        raise RuntimeError("Failed to set llama state data")
+        raise RuntimeError(
+            "Failed to set llama state data: it is of another model, or of a context with other settings "
+            "(flash_attn, which is on by default where the kernels are, type_k, type_v)"
+        )
     llm.input_ids[:n] = state.input_ids[:n]
     llm.n_tokens = n
     llm._seed = state.seed

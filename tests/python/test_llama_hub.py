@@ -108,8 +108,8 @@ def hub(paths: tuple[str, str]) -> Iterator[ThreadingHTTPServer]:
 
 PROGRAM = """
 import json, os, sys, warnings
-os.environ.update(HF_ENDPOINT=sys.argv[1], HF_HOME=sys.argv[2], HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_PROGRESS_BARS="1",
-                  HF_HUB_DISABLE_TELEMETRY="1", DSPARK_KERNELS="off")
+os.environ.update(HF_ENDPOINT=sys.argv[1], HF_HOME=sys.argv[2], HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
+os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", DSPARK_KERNELS="off")
 for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
     os.environ.pop(name, None)
 warnings.simplefilter("ignore")  # the base gives an argument that newer clients warn of

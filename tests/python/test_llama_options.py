@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gguf
 import llama_cpp
+import numpy as np
 import pytest
 from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError, Session, kernels, open_target
 from llama_settings import SETTINGS
@@ -276,6 +279,49 @@ def test_a_vocabulary_alone_is_not_drafted_for(paths: tuple[str, str], opened: C
     llm = opened(paths[0], draft=paths[1], vocab_only=True)
     assert llm.tokenize(b"ab") == [256, 97, 98]
     assert "vocab_only" in (llm.speculation.disabled_reason or "")
+
+
+def test_files_of_any_name_in_folders_that_cannot_be_written(
+    paths: tuple[str, str], opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "zwei Wörter 日本 \N{GRINNING FACE}"
+    folder.mkdir()
+    copies = [shutil.copy(path, folder / f"modèle {i} ü.gguf") for i, path in enumerate(paths)]
+    for path in (*copies, folder):
+        Path(path).chmod(0o500)
+    try:
+        assert take(opened(str(copies[0]), draft=copies[1]), 40) == take(opened(paths[0]), 40)
+    finally:
+        folder.chmod(0o700)
+
+
+def write_lora(target: str, path: Path) -> str:
+    """A random adapter of the attention of every layer."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 4.0)
+    for tensor in gguf.GGUFReader(target).tensors:
+        if tensor.name.endswith(("attn_q.weight", "attn_v.weight")):
+            n_in, n_out = (int(n) for n in tensor.shape)
+            writer.add_tensor(f"{tensor.name}.lora_a", rng.normal(0, 0.2, (2, n_in)).astype(np.float32))
+            writer.add_tensor(f"{tensor.name}.lora_b", rng.normal(0, 0.2, (n_out, 2)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_a_target_with_an_adapter_writes_with_a_draft_what_it_writes_without(
+    paths: tuple[str, str], opened: Callable[..., Any], tmp_path: Path
+) -> None:
+    lora = write_lora(paths[0], tmp_path / "lora.gguf")
+    want = take(opened(paths[0], llama_cpp.Llama, lora_path=lora), 80)
+    ours = opened(paths[0], draft=paths[1], lora_path=lora)
+    assert take(ours, 80) == want != take(opened(paths[0]), 80)
+    assert ours.speculation.last.draft_n > 0
 
 
 @pytest.mark.parametrize("drafted", [True, False])

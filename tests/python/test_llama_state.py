@@ -125,6 +125,18 @@ def test_states_that_do_not_fit_are_refused_and_the_object_goes_on(
     assert take(small, PROMPT, 10) == want
 
 
+def test_a_state_of_another_kind_of_cache_is_refused_with_what_may_differ(
+    paths: tuple[str, str], opened: Callable[..., Any]
+) -> None:
+    """ "Failed to set llama state data" was all that it said where only flash_attn differed."""
+    on, off = (opened(Llama, paths[0], draft=paths[1], flash_attn=flash) for flash in (True, False))
+    want = take(off, PROMPT, 10)
+    take(on, PROMPT, 10)
+    with pytest.raises(RuntimeError, match=r"other settings \(flash_attn, "):
+        off.load_state(on.save_state())
+    assert take(off, PROMPT, 10) == want
+
+
 def test_a_state_saved_between_two_tokens_is_of_what_was_yielded(
     paths: tuple[str, str], opened: Callable[..., Any]
 ) -> None:
