@@ -212,6 +212,10 @@ DSPARK_API dspark_status dspark_draft_get_info(const dspark_draft * draft, dspar
 /* The tapped target layers as inputs of layer i, in the order of the fuse; n_target_layers values. */
 DSPARK_API const int32_t * dspark_draft_target_layers(const dspark_draft * draft);
 
+/* What the logits of the confidence head are divided by, for each drafted token; n_draft_max values.  NULL: the file has
+ * none, and the logits are the head's own. */
+DSPARK_API const float * dspark_draft_confidence_temperature(const dspark_draft * draft);
+
 /* A metadata string of the file ("general.name"), NULL if it has none of that name and type. */
 DSPARK_API const char * dspark_draft_meta(const dspark_draft * draft, const char * key);
 
@@ -247,7 +251,7 @@ typedef struct dspark_proposal {
     int32_t n;              /* number of proposed tokens */
     bool    has_confidence; /* else confidence_logits is unused */
     int32_t ids[DSPARK_BLOCK_MAX];
-    float   confidence_logits[DSPARK_BLOCK_MAX]; /* the sigmoid is P(accepted | earlier accepted) */
+    float   confidence_logits[DSPARK_BLOCK_MAX]; /* the sigmoid is P(accepted | earlier accepted); divided by the file's temperatures */
 } dspark_proposal;
 
 /* target lends its embedding and head where the draft has none, and must outlive the context; it may be NULL for a

@@ -462,6 +462,10 @@ const int32_t * dspark_draft_target_layers(const dspark_draft * draft) {
     return draft ? draft->model->hp.target_layers.data() : nullptr;
 }
 
+const float * dspark_draft_confidence_temperature(const dspark_draft * draft) {
+    return draft && !draft->model->hp.confidence_temperature.empty() ? draft->model->hp.confidence_temperature.data() : nullptr;
+}
+
 const char * dspark_draft_meta(const dspark_draft * draft, const char * key) {
     if (!draft || !key) {
         return nullptr;

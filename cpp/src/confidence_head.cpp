@@ -1,6 +1,6 @@
 // P(slot k is accepted | all earlier ones are) = sigmoid(w [h_k; W1[prev_k]] + b), or of w h_k + b for a head without the
 // Markov input (paper section 3.2).  h_k is the block's output after its final norm.  Logits are returned: whoever cuts the
-// proposal applies the sigmoid.
+// proposal applies the sigmoid, after draft_context has divided them by the file's temperatures.
 #include "draft_graph.h"
 
 namespace dspark {

@@ -425,6 +425,9 @@ void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, con
     if (ready.g.confidence) {
         out.confidence_logits.resize(out.ids.size());
         ggml_backend_tensor_get(ready.g.confidence, out.confidence_logits.data(), 0, out.ids.size() * sizeof(float));
+        for (size_t k = 0; k < hp.confidence_temperature.size(); ++k) {
+            out.confidence_logits[k] /= hp.confidence_temperature[k];
+        }
     }
     for (ggml_tensor * logits : ready.g.logits) {
         const size_t at = out.logits.size();

@@ -421,6 +421,19 @@ class draft_loader {
             file.refuse(stated ? "dflash.has_confidence_head is true but the tensor conf_proj.weight is missing"
                                : "dflash.has_confidence_head is false but the tensor conf_proj.weight is there");
         }
+        const char * key = "dflash.confidence_temperature";
+        if (file.has(key)) {
+            if (!model->conf_proj) {
+                file.refuse(format("the key %s is there but the tensor conf_proj.weight is missing", key));
+            }
+            hp.confidence_temperature = file.get_f32_array(key, (size_t) hp.n_draft_max());
+            for (size_t k = 0; k < hp.confidence_temperature.size(); ++k) {
+                const float t = hp.confidence_temperature[k];
+                if (!(t > 0) || !std::isfinite(t)) {
+                    file.refuse(format("%s[%zu] is %g, expected a positive number", key, k, (double) t));
+                }
+            }
+        }
     }
 
     void check_shared_values() {

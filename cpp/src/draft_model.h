@@ -55,6 +55,8 @@ struct draft_hparams {
     int32_t markov_rank = 0; // R
     int32_t markov_type = DSPARK_MARKOV_NONE;
 
+    std::vector<float> confidence_temperature; // [n_draft_max] divides the head's logits; empty: none
+
     // The first slot that predicts, and how many do.
     int32_t first_slot() const { return sample_from_anchor ? 0 : 1; }
     int32_t n_draft_max() const { return block_size - first_slot(); }

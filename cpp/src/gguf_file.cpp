@@ -176,6 +176,20 @@ std::vector<int32_t> gguf_file::get_i32_array(const std::string & key) const {
     return values;
 }
 
+std::vector<float> gguf_file::get_f32_array(const std::string & key, size_t n) const {
+    const int64_t   id   = find_array(key);
+    const gguf_type type = gguf_get_arr_type(gguf_.get(), id);
+    const size_t    seen = gguf_get_arr_n(gguf_.get(), id);
+    if (type != GGUF_TYPE_FLOAT32) {
+        refuse(format("the key %s is an array of %s, expected f32", key.c_str(), type_name(type)));
+    }
+    if (seen != n) {
+        refuse(format("the key %s has %zu values, expected one for each of %zu drafted tokens", key.c_str(), seen, n));
+    }
+    const float * data = static_cast<const float *>(gguf_get_arr_data(gguf_.get(), id));
+    return std::vector<float>(data, data + n);
+}
+
 std::vector<bool> gguf_file::get_bool_array(const std::string & key, size_t n) const {
     const int64_t   id   = find_array(key);
     const gguf_type type = gguf_get_arr_type(gguf_.get(), id);

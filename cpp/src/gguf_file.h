@@ -31,6 +31,7 @@ class gguf_file {
     std::string              get_str(const std::string & key) const;
     std::string              get_str(const std::string & key, const std::string & absent) const;
     std::vector<int32_t>     get_i32_array(const std::string & key) const;
+    std::vector<float>       get_f32_array(const std::string & key, size_t n) const;
     std::vector<bool>        get_bool_array(const std::string & key, size_t n) const;
     std::vector<std::string> get_str_array(const std::string & key) const;
 

@@ -77,6 +77,8 @@ class Draft:
         self._info = info
         layers = lib.dspark_draft_target_layers(self._ptr)
         self._target_layers = tuple(layers[i] for i in range(info.n_target_layers))
+        temperature = lib.dspark_draft_confidence_temperature(self._ptr)
+        self._temperature = tuple(ffi.unpack(temperature, info.n_draft_max)) if temperature != ffi.NULL else None
         #: what the file calls itself
         self.name = self.meta("general.name") or os.path.basename(self.path)
         if target is not None:
@@ -181,6 +183,11 @@ class Draft:
         return bool(self._info.has_confidence)
 
     @property
+    def confidence_temperature(self) -> tuple[float, ...] | None:
+        """What the confidence head's logits are divided by, for each drafted token; None: nothing was calibrated."""
+        return self._temperature
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of weights on the device."""
         return int(self._info.n_bytes)
@@ -212,6 +219,7 @@ class Draft:
             "markov": self.markov_type,
             "markov_rank": int(info.markov_rank) or None,
             "confidence": self.has_confidence,
+            "confidence_temperature": self._temperature and [round(t, 4) for t in self._temperature],
             "embedding": "own" if info.has_token_embd else "target's",
             "head": "own" if info.has_output else "target's",
             "n_params": int(info.n_params),

@@ -349,6 +349,7 @@ static void test_info_and_scatter(dspark_draft * draft) {
     ASSERT(info.sample_from_anchor && info.has_confidence && info.has_token_embd && info.has_output);
     ASSERT(info.n_bytes >= 4 * info.n_params && info.n_params > 0);
     ASSERT(dspark_draft_target_layers(draft)[0] == 0 && dspark_draft_target_layers(draft)[1] == 1);
+    ASSERT(!dspark_draft_confidence_temperature(draft) && !dspark_draft_confidence_temperature(NULL));
 
     for (i = 0; i < 48; ++i) {
         rows[i] = (float) i;

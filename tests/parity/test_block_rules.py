@@ -175,3 +175,24 @@ def test_argmax_of_logits_takes_the_first_of_equal_values(probe):
         x = rng.integers(0, 4, n).astype(np.float32)
         assert probe.argmax(x) == int(np.argmax(x))
     assert probe.argmax(np.full(300, -np.inf, np.float32)) == 0
+
+
+@pytest.mark.parametrize("anchor_first, block_size", [(True, 6), (False, 7)])
+def test_confidences_are_divided_by_the_files_temperatures(anchor_first, block_size, tmp_path, probe):
+    """One temperature a drafted token: in the 1+N layout the first belongs to slot 1."""
+    temperature = [0.5, 2.0, 3.0, 1.0, 0.25, 8.0]
+    plain = craft(tmp_path / "plain.gguf", S=block_size, anchor_first=anchor_first, **SHAPE)
+    scaled = rewrite(plain, tmp_path / "scaled.gguf", keys={"confidence_temperature": temperature})
+    outs = []
+    for path in (plain, scaled):
+        draft = probe.DraftProbe(str(path))
+        draft.append(ROWS)
+        outs.append(propose_rows(draft, ANCHOR))
+        reference = load_draft(path)
+        wanted = propose(reference, inject(reference, ROWS), len(ROWS), ANCHOR)
+        assert_close(outs[-1]["confidence_logits"], wanted.confidence, 1e-4, f"confidences of {path.name}")
+    raw, divided = (np.float32(out["confidence_logits"]) for out in outs)
+    assert_same_bits(divided, raw / np.float32(temperature), "divided confidences")
+    assert_same_ids(outs[0]["ids"], outs[1]["ids"], "ids")
+    draft.append(ROWS[:0])
+    assert_same_bits(propose_rows(draft, ANCHOR, 3)["confidence_logits"], outs[1]["confidence_logits"][:3], "a prefix")

@@ -328,3 +328,39 @@ def test_missing_foreign_and_empty_files(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.gguf"
     foreign.write_bytes(b"PK\3\4 a zip file")
     refuse(foreign, "not a GGUF file: it begins with the bytes 50 4b 03 04")
+
+
+# --- confidence temperatures --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0] * 6, "confidence_temperature has 6 values, expected one for each of 7 drafted tokens"),
+        ([1.0] * 8, "confidence_temperature has 8 values, expected one for each of 7 drafted tokens"),
+        ([1.0, 0.0, *[1.0] * 5], r"confidence_temperature\[1\] is 0, expected a positive number"),
+        ([*[1.0] * 6, -2.0], r"confidence_temperature\[6\] is -2, expected a positive number"),
+        ([float("nan"), *[1.0] * 6], r"confidence_temperature\[0\] is -?nan, expected a positive number"),
+        ([1.0, float("inf"), *[1.0] * 5], r"confidence_temperature\[1\] is inf, expected a positive number"),
+    ],
+)
+def test_temperatures_that_no_logit_can_be_divided_by_are_refused(
+    values: list[float], said: str, tmp_path: Path, converted: Callable[..., Path]
+) -> None:
+    for name in ("deepspec-qwen3-vanilla", BASE):  # seven drafted tokens in either layout
+        key = {"dflash.confidence_temperature": (values, GGUFValueType.ARRAY, FLOAT)}
+        refuse(edit(converted(name), tmp_path / "x.gguf", keys=key), said)
+
+
+def test_temperatures_of_another_type_or_of_no_head_are_refused(tmp_path: Path, converted: Callable[..., Path]) -> None:
+    for value, said in (
+        (([1] * 7, GGUFValueType.ARRAY, I32), "confidence_temperature is an array of i32, expected f32"),
+        ((1.0, FLOAT), "confidence_temperature .*f32, expected array"),
+    ):
+        key = {"dflash.confidence_temperature": value}
+        refuse(edit(converted(BASE), tmp_path / "x.gguf", keys=key), said)
+    key = {"dflash.confidence_temperature": ([1.0] * 7, GGUFValueType.ARRAY, FLOAT)}
+    refuse(
+        edit(converted("spk-dflash"), tmp_path / "x.gguf", keys=key),
+        "confidence_temperature is there but the tensor conf_proj.weight is missing",
+    )

@@ -227,12 +227,13 @@ def markov_bias(draft: Draft, e: Array, h: Array, state: Array) -> tuple[Array, 
 
 
 def confidence(draft: Draft, hidden: Array, prev_embd: Array) -> Array | None:
-    """(K, H), (K, R) -> logits (K,): w [h; e] + b, or w h + b where w is only H wide."""
+    """(K, H), (K, R) -> logits (K,): (w [h; e] + b) / T_k, or of w h + b where w is only H wide."""
     w, b = draft.weight("conf_proj"), draft.weight("conf_proj.bias")
     if w is None:
         return None
     x = np.concatenate([hidden, prev_embd], axis=1)[:, : w.size]
-    return x @ w.reshape(-1) + (0.0 if b is None else b[0])
+    t = 1.0 if draft.confidence_temperature is None else draft.confidence_temperature
+    return (x @ w.reshape(-1) + (0.0 if b is None else b[0])) / t
 
 
 def propose(draft: Draft, context: Context, n: int, anchor: int, mask: str | None = None) -> Round:

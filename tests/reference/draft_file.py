@@ -57,6 +57,7 @@ class Draft:
     window_origin: str  # "query" or "anchor"
     markov: str | None  # vanilla, gated, rnn
     d2t: NDArray[np.int64] | None  # (Vd,) absolute target ids
+    confidence_temperature: Array | None  # (K,)
     weights: dict[str, Array] = field(repr=False)
 
     @property
@@ -102,6 +103,7 @@ def load_draft(path: Path | str, target: Path | str | None = None) -> Draft:
     n_layer, n_head = dflash("block_count"), dflash("attention.head_count")
     d = dflash("attention.key_length", dflash("embedding_length") // n_head)
     d2t = w.pop("d2t", None)
+    temperature = dflash("confidence_temperature")
     return Draft(
         n_layer=n_layer,
         n_embd=dflash("embedding_length"),
@@ -137,5 +139,6 @@ def load_draft(path: Path | str, target: Path | str | None = None) -> Draft:
         window_origin=dflash("attention.window_origin", "query"),
         markov=dflash("markov_head_type", "vanilla") if "markov_w1" in w else None,
         d2t=d2t,
+        confidence_temperature=None if temperature is None else np.array(temperature),
         weights=w,
     )

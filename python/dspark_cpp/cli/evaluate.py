@@ -21,7 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "evaluate",
         help="measure how many of a draft's tokens stand",
         description="Drive a target with a draft, always at its full length, and count which of its tokens stand: by "
-        "prompt set, by position in the block and by length of the context. Speed is `bench`'s.",
+        "prompt set, by position in the block and by length of the context; and how true its confidence head is. "
+        "Speed is `bench`'s.",
     )
     parser.add_argument("-m", "--model", required=True, metavar="TARGET.gguf", help="the target")
     parser.add_argument("-md", "--draft", required=True, metavar="DRAFT.gguf", help="its draft")
@@ -46,15 +47,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; -: print it instead")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the report (needs matplotlib)")
+    parser.add_argument(
+        "--calibrate",
+        metavar="OUT.gguf",
+        help="write a copy of the draft whose confidence head is calibrated for the first temperature; the first, "
+        "third, ... prompt of each file is for that, and the report is about the others",
+    )
+    parser.add_argument(
+        "--calibration-prompts", nargs="+", default=[], metavar="FILE", help="calibrate on these, report on --prompts"
+    )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; 0 on success."""
+    from ..bench.plot import require_matplotlib
     from ..evaluation import evaluate
+    from ..evaluation.plot import plot
 
-    if args.json and args.json != "-":
-        _check_folder(args.json)
+    for path in (args.json, args.plot, args.calibrate):
+        _check_folder(path)
+    if args.plot:
+        require_matplotlib()
     report = evaluate(
         args.model,
         args.draft,
@@ -62,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         n_predict=args.n_predict,
         limit=args.limit,
         temperatures=args.temperature,
+        calibrate=args.calibrate,
+        calibration_prompts=args.calibration_prompts,
         n_ctx=args.ctx_size,
         n_threads=args.threads,
         seed=args.seed,
@@ -71,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
         print(file=sys.stderr)
     if args.json and args.json != "-":
         _write(args.json, json.dumps(report, indent=1))
+    if args.plot:
+        plot(report, args.plot)
     print(json.dumps(report, indent=1) if args.json == "-" else "\n".join(_lines(report)))
     return 0
 
@@ -82,9 +101,9 @@ def _tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _check_folder(path: str) -> None:
+def _check_folder(path: str | None) -> None:
     """Measuring takes minutes: what cannot be written is known before."""
-    if not os.path.isdir(os.path.dirname(path) or "."):
+    if path and not os.path.isdir(os.path.dirname(path) or "."):
         raise errors.FileError(f"{path}: there is no folder of that name")
 
 
@@ -115,6 +134,26 @@ def _lines(report: dict[str, Any]) -> list[str]:
             notes = [f"only {row['n_prompts']} prompts"] if row["n_prompts"] < _FEW else []
             notes += ["beyond the length that the draft was trained for"] if row["to"] >= report["n_ctx_train"] else []
             out.append(_row(name, row) + (f"  [{', '.join(notes)}]" if notes else ""))
+        out += _confidence_lines(part)
+    if report["calibration"]:
+        fit = report["calibration"]
+        values = " ".join(f"{t:.2f}" for t in fit["confidence_temperature"])
+        out += ["", f"temperatures of the confidence head, from {fit['n_rounds']} rounds of other prompts: {values}"]
+    return out
+
+
+def _confidence_lines(part: dict[str, Any]) -> list[str]:
+    if part["confidence"] is None:
+        return ["  the draft has no confidence head"]
+    out = ["  confidence head, of the whole prefix up to a position:"]
+    out.append(f"  {'position':>22}  rounds  promised  stood  ECE (by chance)   AUC  Brier")
+    for name, rows in (("", part["confidence"]), ("calibrated, ", part["calibrated"] or [])):
+        for row in rows:
+            auc = "    -" if row["auc"] is None else f"{row['auc']:5.2f}"
+            out.append(
+                f"  {name + str(row['position']):>22} {row['n_rounds']:7} {row['promised']:9.3f} {row['stood']:6.3f} "
+                f"{row['ece']:6.3f} ({row['ece_by_chance']:.3f})  {auc} {row['brier']:6.3f}"
+            )
     return out
 
 

@@ -16,7 +16,7 @@ from .outtype import FILE_TYPES, storage_type
 from .weights import as_f32
 from .writer import ARCH, Tensor, output_file, write_gguf
 
-__all__ = ["QuantizeReport", "TensorChange", "quantize_gguf"]
+__all__ = ["QuantizeReport", "TensorChange", "copied_metadata", "quantize_gguf"]
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,8 @@ def quantize_gguf(
         raise ArgumentError(f"outtype is {outtype!r}, but one of {', '.join(FILE_TYPES)} is needed")
     source, out = Path(in_path), output_file(out_path)
     file = GGUFFile(source)
-    arch = file.get_text("general.architecture")
-    if arch != ARCH:
-        raise FormatError(f"{source}: general.architecture is {arch!r}, but a draft has {ARCH!r}")
+    metadata = copied_metadata(file)
     tensors = [Tensor(w.name, w, _kind(w, outtype, quantize_heads)) for w in file.tensors.values()]
-    metadata = {
-        k: v for k, v in file.metadata.items() if k not in ("general.architecture", "general.alignment", "split.count")
-    }
     metadata["general.file_type"] = GGUFValue(GGUFValueType.UINT32, None, int(FILE_TYPES[outtype]))
     metadata["general.quantization_version"] = GGUFValue(GGUFValueType.UINT32, None, 2)
     n_before = source.stat().st_size
@@ -96,6 +91,18 @@ def quantize_gguf(
         if before.type is not after.type:
             report.changes.append(TensorChange(tensor.name, before.type.name, after.type.name, _error(before, after)))
     return report
+
+
+def copied_metadata(file: GGUFFile) -> dict[str, GGUFValue]:
+    """What a copy of a draft file says too: all but what its writer decides.
+
+    Raises: FormatError: the file is no draft.
+    """
+    arch = file.get_text("general.architecture")
+    if arch != ARCH:
+        raise FormatError(f"{file.path}: general.architecture is {arch!r}, but a draft has {ARCH!r}")
+    decided = ("general.architecture", "general.alignment", "split.count")
+    return {key: value for key, value in file.metadata.items() if key not in decided}
 
 
 def _kind(weight: GGUFWeight, outtype: str, quantize_heads: bool) -> GGMLQuantizationType:
