@@ -330,7 +330,7 @@ def test_missing_foreign_and_empty_files(tmp_path: Path) -> None:
     refuse(foreign, "not a GGUF file: it begins with the bytes 50 4b 03 04")
 
 
-# --- confidence temperatures --------------------------------------------------------------------------------------------
+# --- confidence temperatures ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
