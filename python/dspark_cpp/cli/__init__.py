@@ -17,7 +17,7 @@ from .. import __version__, errors
 
 __all__ = ["main"]
 
-_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor", "bench", "evaluate", "serve")
+_COMMANDS = ("generate", "inspect", "convert", "quantize", "demo", "doctor", "bench", "evaluate", "train", "serve")
 
 
 class _Version(argparse.Action):

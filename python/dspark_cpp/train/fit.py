@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..convert import convert_checkpoint
 from ..convert.gguf_file import GGUFFile
