@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 LLAMA  := llama-cpp-python>=0.3.36,<0.3.37
+TORCH  := torch==2.13.0
 SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject.toml
 
 # llama.cpp's threads spin while they wait for each other, which takes minutes where others use the same cores; the
@@ -24,8 +25,9 @@ $(VENV)/.demo: $(VENV)/.base $(SOURCES)
 	$(BIN)/python -m pip install -q --no-build-isolation '.[demo]'
 	touch $@
 
+# torch is pinned to a release whose wheel for CPUs is all that is downloaded
 $(VENV)/.test: $(VENV)/.base $(SOURCES)
-	$(BIN)/python -m pip install -q --no-build-isolation -Ccmake.define.DSPARK_PROBE=ON '.[test,dev]'
+	$(BIN)/python -m pip install -q --no-build-isolation -Ccmake.define.DSPARK_PROBE=ON '$(TORCH)' '.[test,dev]'
 	touch $@
 
 demo: $(VENV)/.demo
@@ -37,7 +39,7 @@ test: $(VENV)/.test
 
 # langchain, llama-index, instructor, outlines, lm-format-enforcer with our Llama; installing them takes a minute or two
 consumers: $(VENV)/.test
-	$(BIN)/python -m pip install -q --no-build-isolation '.[test,consumers]'
+	$(BIN)/python -m pip install -q --no-build-isolation '$(TORCH)' '.[test,consumers]'
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/python/test_consumers_llama.py
 
 parity: $(VENV)/.test

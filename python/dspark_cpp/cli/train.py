@@ -57,8 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=[],
         metavar="FILE",
         help='what it is asked, a line each: {"prompt": text}, {"turns": [text]}, {"ids": [...]} or plain text; '
-        "thousands, of the kind that the draft is to be used for",
+        "thousands, of the kind that the draft is to be used for; default: the target writes them itself",
     )
+    parser.add_argument("--n-prompts", type=int, default=4000, metavar="N", help="how many it writes (4000)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder of the run")
     parser.add_argument("--features", type=Path, metavar="DIR", help="features of another run, instead of prompts")
     parser.add_argument("--from", dest="draft", type=Path, metavar="DRAFT.gguf", help="train on an existing draft")
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
         heads_only=args.heads_only,
         features=args.features,
         taps=tuple(args.taps),
+        n_prompts=args.n_prompts,
         max_prompt=args.max_prompt,
         max_response=args.max_response,
         max_disk=args.max_disk,

@@ -3,7 +3,7 @@
 The folder of a run:
 
     run.json            what the run is of; a folder is never continued with anything else
-    prompts.jsonl       tokens of the prompts
+    prompts.jsonl       tokens of the prompts; written.jsonl what the target wrote, if it had to ask itself
     responses.jsonl     what the target answers
     features/           its hidden states and distributions over both (shards.py)
     ...                 the rest is of fit.py
@@ -15,19 +15,23 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..bench.prompts import read_prompts
+import numpy as np
+
 from ..convert.gguf_file import GGUFFile
 from ..convert.target import open_target
 from ..errors import ArgumentError, FileError, FormatError, MismatchError
+from .features import bytes_per_token, write_features
+from .prompts import read_prompts, self_prompts
 from .recipe import Recipe
+from .responses import Prompt, ResponseSettings, generate_responses, read_responses
 from .shape import check_target, default_taps, draft_shape
-from .shards import file_sha256
+from .shards import ShardReader, file_sha256
 
 __all__ = ["Run", "require_torch", "run_training"]
 
@@ -43,6 +47,7 @@ class Run:
 
     * draft: an existing draft to train on; heads_only: only what comes after its layers.
     * features: the features of another run, instead of prompts.
+    * n_prompts: how many the target writes itself, where there are neither prompts nor features.
     * max_prompt, max_response: tokens; longer prompts are left out, longer responses cut.
     * max_disk: GiB that the features may take; what does not fit is left out.
     """
@@ -55,6 +60,7 @@ class Run:
     heads_only: bool = False
     features: Path | None = None
     taps: tuple[int, ...] = ()
+    n_prompts: int = 4000
     max_prompt: int = 512
     max_response: int = 256
     max_disk: float = 20.0
@@ -68,11 +74,11 @@ class Run:
             raise ArgumentError("heads alone can be trained of an existing draft only; --from DRAFT.gguf is needed")
         if self.draft is not None and self.taps:
             raise ArgumentError("the taps are those of the draft; they cannot be chosen with --from")
-        if bool(self.prompts) == bool(self.features):
-            raise ArgumentError("either prompts or the features of another run are needed")
-        for name, value in (("max_prompt", self.max_prompt), ("max_response", self.max_response)):
-            if value < 8:
-                raise ArgumentError(f"{name} is {value}, but 8 or more is needed")
+        if self.prompts and self.features:
+            raise ArgumentError("prompts are of no use beside the features of another run; give one of them")
+        for name in ("max_prompt", "max_response", "n_prompts"):
+            if getattr(self, name) < 8:
+                raise ArgumentError(f"{name} is {getattr(self, name)}, but 8 or more is needed")
         if self.max_disk <= 0:
             raise ArgumentError(f"max_disk is {self.max_disk}, but more than 0 is needed")
 
@@ -116,6 +122,7 @@ def _claim(run: Run) -> None:
         "draft": file_sha256(run.draft) if run.draft else None,
         "heads_only": run.heads_only,
         "taps": list(run.taps),
+        "n_prompts": run.n_prompts,
         "max_prompt": run.max_prompt,
         "max_response": run.max_response,
         "max_disk": run.max_disk,
@@ -155,50 +162,37 @@ def _write_text(path: Path, text: str) -> None:
         raise FileError(f"{path}: cannot be written: {e.strerror}") from None
 
 
-def _read_tokens(path: Path) -> Iterator[tuple[list[int], str]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        yield row["tokens"], row["source"]
-
-
-def _prompts(run: Run, tell: Tell) -> list[Any]:
+def _prompts(run: Run, bar: Bar) -> list[Prompt]:
     """The prompts as tokens, shuffled: the beginning of anything made of them is like the rest."""
-    import llama_cpp
-    import numpy as np
-
-    from .responses import Prompt
-
     path = run.out / "prompts.jsonl"
     if not path.exists():
-        llm = llama_cpp.Llama(str(run.target), vocab_only=True, verbose=False)
-        try:
-            sets = [read_prompts(str(file), llm, None) for file in run.prompts]
-        finally:
-            llm.close()
-        found = [(tokens, s.name) for s in sets for tokens in s.prompts]
-        fit = [(tokens, name) for tokens, name in found if len(tokens) <= run.max_prompt]
-        if not fit:
-            raise ArgumentError(f"all {len(found)} prompts are longer than {run.max_prompt} tokens")
-        if len(fit) < len(found):
-            n = len(found) - len(fit)
-            tell(f"prompts:     {n} of {len(found)} are left out, longer than {run.max_prompt} tokens")
-        order = np.random.default_rng([run.recipe.seed, 0]).permutation(len(fit))
-        lines = [json.dumps({"tokens": fit[i][0], "source": fit[i][1]}, separators=(",", ":")) for i in order]
+        if run.prompts:
+            found = read_prompts(run.target, run.prompts, run.max_prompt)
+        else:
+            progress = bar("prompts", 1, "set")
+            try:
+                found = self_prompts(
+                    run.target,
+                    run.n_prompts,
+                    run.out / "written.jsonl",
+                    max_tokens=min(200, run.max_prompt),
+                    seed=run.recipe.seed,
+                )
+            finally:
+                progress.close()
+        order = np.random.default_rng([run.recipe.seed, 0]).permutation(len(found))
+        lines = (json.dumps(found[i]._asdict(), separators=(",", ":")) for i in order)
         _write_text(path, "".join(f"{line}\n" for line in lines))
-    return [Prompt(tokens, source) for tokens, source in _read_tokens(path)]
+    return [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _make_features(run: Run, tell: Tell, bar: Bar) -> Path:
-    from .features import bytes_per_token, write_features
-    from .responses import ResponseSettings, generate_responses, read_responses
-    from .shards import ShardReader
-
     done = run.out / "features.done"
     folder = run.out / "features"
     if done.exists():
         tell(f"features:    complete, {ShardReader(folder).n_tokens} tokens")
         return folder
-    prompts = _prompts(run, tell)
+    prompts = _prompts(run, bar)
     target = open_target(run.target)
     taps = draft_shape(GGUFFile(run.draft)).taps if run.draft else run.taps or default_taps(target.n_layer)
     n_prompt = sum(len(p.tokens) for p in prompts)
@@ -215,7 +209,7 @@ def _make_features(run: Run, tell: Tell, bar: Bar) -> Path:
         progress.update(min(sum(1 for _ in read_responses(responses)), len(prompts)))
     n = 0
     try:
-        for response in generate_responses(run.target, prompts, responses, settings, n_threads=None):
+        for response in generate_responses(run.target, prompts, responses, settings):
             n += len(response.response)
             progress.update(1)
             progress.set_postfix_str(f"{n} tokens", refresh=False)
