@@ -80,6 +80,27 @@ def test_the_counts_are_those_of_the_session(open_tiny: Callable[..., Any], path
             assert np.array_equal(np.diff(mine.position), mine.n_accepted[:-1] + 1)
 
 
+def test_the_counts_are_those_of_a_session_that_samples_by_rejection(
+    open_tiny: Callable[..., Any], paths: tuple[str, str]
+) -> None:
+    """A rejected draft is never followed by the same token, so that comparing tokens tells which stood."""
+    prompts = [[256, 84, 104, 101], [256, 65, 110, 32, 111]]
+    with Session(open_tiny(), paths[1], verify="rejection") as session:
+        rounds = observe(session, prompts, 60, 7, temperature=1.0, seed=2)
+        stats = session.stats
+    assert stats.n_by_rejection > 0
+    assert rounds.n_accepted.sum() == stats.draft_n_accepted and rounds.n_seen.sum() == stats.draft_n
+
+
+def test_rejection_sampling_is_a_choice_of_the_command(
+    pair: list[str], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["evaluate", *pair, "--prompts", str(prompts), "-n", "16", "--verify", "rejection", "--json", "-"]
+    assert main(argv) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verify"] == "rejection" and report["runs"][1]["overall"]["draft_n"] > 0
+
+
 def test_rounds_are_of_the_tokens_that_decoding_gives(open_tiny: Callable[..., Any], paths: tuple[str, str]) -> None:
     prompt = [256, 84, 104, 101]
     for temperature in (0.0, 1.0):

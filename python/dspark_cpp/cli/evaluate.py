@@ -45,6 +45,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="T",
         help="each is a run of its own; 0: greedy (default: 0 1)",
     )
+    parser.add_argument(
+        "--verify",
+        choices=("match", "rejection"),
+        default="match",
+        help="how drafts are verified at a temperature: by the target's own draw, or by rejection sampling (match)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the draws (default: 0)")
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON; -: print it instead")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the report (needs matplotlib)")
@@ -77,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         n_predict=args.n_predict,
         limit=args.limit,
         temperatures=args.temperature,
+        verify=args.verify,
         calibrate=args.calibrate,
         calibration_prompts=args.calibration_prompts,
         n_ctx=args.ctx_size,
@@ -122,7 +129,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
         t = part["temperature"]
         out += [
             "",
-            "greedy" if t == 0 else f"temperature {t:g}",
+            "greedy" if t == 0 else f"temperature {t:g}, verified by {report['verify']}",
             f"  {'':22} prompts  rounds  tokens/round  stands if all before it do, by position",
         ]
         for name, row in (*part["sets"].items(), ("all", part["overall"])):

@@ -44,6 +44,7 @@ def evaluate(
     n_predict: int = 128,
     limit: int | None = None,
     temperatures: Sequence[float] = (0.0, 1.0),
+    verify: str = "match",
     calibrate: Path | None = None,
     calibration_prompts: Sequence[Path] = (),
     n_ctx: int = 2048,
@@ -59,6 +60,7 @@ def evaluate(
         n_predict: Tokens of each prompt, and what the last round adds.
         limit: Prompts of each file; None: all.
         temperatures: 0 is greedy; else tokens are drawn from the target's whole distribution at that temperature.
+        verify: "match" or "rejection", as of ``Session``; at temperature 0 they are the same.
         calibrate: A copy of the draft to write, whose confidence head has temperatures fitted at the first of
             ``temperatures``.
         calibration_prompts: Prompt files to fit on; without any, the first, third, ... prompt of each file is for
@@ -99,7 +101,7 @@ def evaluate(
         if calibrate is not None and not fitting:
             fitting, sets = [_every_second(s, 0) for s in sets], [_every_second(s, 1) for s in sets]
         settings = _Settings(n_draft_max, n_predict, seed, tell)
-        with Session(llm, Draft(draft, target=llm)) as session:
+        with Session(llm, Draft(draft, target=llm), verify=verify) as session:
             fitted = _fit(session, fitting, temperatures[0], handed_out, settings) if fitting else None
             scales = (handed_out, fitted["confidence_temperature"] if fitted else None)
             runs = [_run(session, sets, t, scales, settings) for t in temperatures]
@@ -115,6 +117,7 @@ def evaluate(
         "n_ctx_train": n_ctx_train,
         "n_predict": n_predict,
         "seed": seed,
+        "verify": verify,
         "confidence_temperature": None if handed_out is None else list(handed_out),
         "calibration": fitted,
         "runs": runs,

@@ -100,6 +100,8 @@ def observe(
         tell(index + 1)
     if session.disabled_reason is not None:
         raise ArgumentError(f"nothing is drafted for this target: {session.disabled_reason}")
+    if temperature > 0 and session.match_reason is not None:
+        raise ArgumentError(f"drafts are not verified by rejection sampling: {session.match_reason}")
     confidence = None
     if found and all(r.confidence is not None for r in found):
         confidence = np.full((len(found), n_draft_max), np.nan)

@@ -17,7 +17,7 @@ __all__ = ["fit_temperatures", "head_logits"]
 _GRID = np.geomspace(0.25, 8.0, 118)
 
 _MIN_ROUNDS = 100
-_MIN_STOOD = 10  # prefixes; with fewer the error of a position is that of chance
+_MIN_STOOD = 100  # prefixes; with fewer, chance decides: halves of the same prompts have given 0.25 and 4
 
 
 def head_logits(rounds: Rounds, temperature: Sequence[float] | None) -> npt.NDArray[np.float64]:
@@ -32,7 +32,7 @@ def fit_temperatures(rounds: Rounds, logits: npt.NDArray[np.float64]) -> list[fl
     """The temperature of each position: in order, the one of the least error with those before it fixed.
 
     The error is the expected calibration error of the product of confidences against prefixes that stood. A position
-    whose prefixes stood in fewer than ten rounds takes after the one before it.
+    whose prefixes stood in fewer than a hundred rounds takes after the one before it.
 
     Shapes:
         logits: (R, K), the head's own. Returns: K temperatures.
