@@ -45,17 +45,17 @@ inline float exp_of_negative(float x) {
 }
 
 double sum_of_exp(const float * x, int32_t n, float max) {
-    double total = 0;
-    for (int32_t i = 0; i < n;) {
-        float         sum[lanes] = {};
-        const int32_t end        = std::min(n, i + 256 * lanes); // few enough for floats
-        for (; i + lanes <= end; i += lanes) {
-            for (int32_t j = 0; j < lanes; ++j) {
-                sum[j] += exp_of_negative(x[i + j] - max);
-            }
+    constexpr int32_t n_block = 256; // few enough to be summed up as floats
+    double            total   = 0;
+    for (int32_t i = 0; i < n; i += n_block) {
+        const int32_t count      = std::min(n - i, n_block);
+        float         e[n_block] = {};
+        for (int32_t j = 0; j < count; ++j) {
+            e[j] = exp_of_negative(x[i + j] - max);
         }
-        for (; i < end; ++i) {
-            sum[0] += exp_of_negative(x[i] - max);
+        float sum[lanes] = {};
+        for (int32_t j = 0; j < n_block; ++j) {
+            sum[j % lanes] += e[j];
         }
         for (float s : sum) {
             total += (double) s;
@@ -72,17 +72,23 @@ void top_k(const float * logits, int32_t n, int32_t k, int32_t * out_ids, float 
     if (!std::isfinite(max) || !std::isfinite(total)) {
         fail(DSPARK_ERROR_BACKEND, "the target's logits are not finite");
     }
-    // a heap of the best so far, the worst of them on top; nearly all logits fail the first comparison
+    // a heap of the best so far, the worst of them on top; nearly all logits are smaller than that
     const auto better = [logits](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
     for (int32_t i = 0; i < k; ++i) {
         out_ids[i] = i;
     }
     std::make_heap(out_ids, out_ids + k, better);
-    for (int32_t i = k; i < n; ++i) {
-        if (logits[i] > logits[out_ids[0]]) {
-            std::pop_heap(out_ids, out_ids + k, better);
-            out_ids[k - 1] = i;
-            std::push_heap(out_ids, out_ids + k, better);
+    for (int32_t i = k; i < n; i += 8 * lanes) {
+        const int32_t end = std::min(n, i + 8 * lanes);
+        if (!(largest(logits + i, end - i) > logits[out_ids[0]])) {
+            continue;
+        }
+        for (int32_t j = i; j < end; ++j) {
+            if (logits[j] > logits[out_ids[0]]) {
+                std::pop_heap(out_ids, out_ids + k, better);
+                out_ids[k - 1] = j;
+                std::push_heap(out_ids, out_ids + k, better);
+            }
         }
     }
     std::sort_heap(out_ids, out_ids + k, better);
