@@ -16,7 +16,7 @@ def plot(report: dict[str, Any], path: str) -> None:
 
     first = report["runs"][0]
     panels = [
-        ("confidence head, as the file has it", first["confidence"]),
+        (f"confidence head as the file has it, {_name(first)}", first["confidence"]),
         ("with the temperatures fitted on other prompts", first["calibrated"]),
     ]
     panels = [(title, positions) for title, positions in panels if positions]
