@@ -29,8 +29,6 @@ import llama_cpp
 from dspark_cpp import Llama, demo
 
 WORDS = ["the", "a", "lighthouse", "keeper", "river", "story", "about", "code", "seven", "was", "wrote", "in", "his"]
-    "the a lighthouse keeper river mountain story about code number seven was wrote in his book that said when".split()
-)
 GRAMMAR = 'root ::= "yes" | "no" | [a-z ]+ "."'
 
 
