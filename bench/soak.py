@@ -221,10 +221,16 @@ def soak_server(target: str, draft: str, n_threads: int, n_clients: int, limit_s
     end = time.monotonic() + limit_s
 
     def client(seed: int) -> None:
-        rng = random.Random(seed)
+        try:
+            ask_on(random.Random(seed))
+        except Exception as error:
+            wrong.append(repr(error))
+
+    def ask_on(rng: random.Random) -> None:
         while time.monotonic() < end:
             i, stream = rng.randrange(len(prompts)), rng.random() < 0.5
-            body = {"prompt": prompts[i], "max_tokens": 20, "temperature": 0.0, "stream": stream}
+            # the server's own default is a penalty
+            body = {"prompt": prompts[i], "max_tokens": 20, "temperature": 0.0, "repeat_penalty": 1.0, "stream": stream}
             request = urllib.request.Request(
                 f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
             )
@@ -236,7 +242,7 @@ def soak_server(target: str, draft: str, n_threads: int, n_clients: int, limit_s
                 text = answer.read().decode()
             times.append(time.perf_counter() - start)
             if stream:
-                events = [json.loads(e[6:]) for e in text.split("\n\n") if e.startswith("data: {")]
+                events = [json.loads(e[6:]) for e in re.split(r"\r?\n\r?\n", text) if e.startswith("data: {")]
                 text = "".join(e["choices"][0]["text"] for e in events if e.get("choices"))
             else:
                 text = json.loads(text)["choices"][0]["text"]
