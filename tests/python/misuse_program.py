@@ -114,6 +114,7 @@ VALUES: list[Callable[[], Any]] = [
 # what each parameter should have been, so that the other ones are reached
 RIGHT: dict[str, Callable[[], Any]] = {
     "path": lambda: draft_path, "model_path": lambda: target, "target": lambda: llm, "draft": lambda: draft, "llm": lambda: llm,
+    "layers": lambda: [1, 2],
     "tokens": lambda: [256, 65], "prompt": lambda: [256, 65], "text": lambda: b"x", "anchor": lambda: 65, "features": lambda: np.ones((3, 192), np.float32),
     "n_tokens": lambda: 0, "n_past": lambda: 0, "token": lambda: 65, "messages": lambda: [{"role": "user", "content": "x"}], "key": lambda: "general.name",
     "state": lambda: b"", "logits": lambda: np.zeros(320), "input": lambda: "x", "suffix": lambda: None, "sampler": lambda: None,
@@ -228,7 +229,15 @@ def make_session(drafter: Any) -> Callable[[], Any]:
     return make
 
 
+def make_reader() -> Any:
+    readers.append(dspark_cpp.FeatureReader(open_llama(), [1, 2]))
+    while len(readers) > 3:
+        readers.pop(0).close()
+    return readers[-1]
+
+
 sessions: list[Any] = []
+readers: list[Any] = []
 
 
 def make_llama(**more: Any) -> Callable[[], Any]:
@@ -287,6 +296,7 @@ GROUPS: dict[str, Callable[[], None]] = {
     "Session": lambda: misuse("Session", make_session(draft)),
     "Session, plain": lambda: misuse("Session", make_session(None)),
     "Session, odd drafter": lambda: misuse("Session", make_session(Drafter)),
+    "FeatureReader": lambda: misuse("FeatureReader", make_reader),
     "Sampler": lambda: misuse("Sampler", lambda: dspark_cpp.Sampler(llm, repeat_penalty=1.1)),
     "TextStream": lambda: misuse("TextStream", lambda: dspark_cpp.TextStream(rng.choice([llm, closed_llm, 5]))),
     "Speculation": lambda: misuse("Speculation", lambda: make_llama()().speculation),

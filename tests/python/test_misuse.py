@@ -25,6 +25,7 @@ GROUPS = [
     "Session",
     "Session, plain",
     "Session, odd drafter",
+    "FeatureReader",
     "Sampler",
     "TextStream",
     "Speculation",
