@@ -12,7 +12,7 @@ SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject
 # package sees to that (python/dspark_cpp/_openmp.py), but tests import llama_cpp before it
 TEST_ENV := GOMP_SPINCOUNT=1000
 
-.PHONY: demo test consumers san cross bench parity check fmt clean
+.PHONY: demo test consumers san fuzz cross bench parity check fmt clean
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)
@@ -45,12 +45,22 @@ consumers: $(VENV)/.test
 parity: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python -m pytest -q tests/parity
 
-# the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# the C++ tests, and some thousand inputs of each fuzz target, under AddressSanitizer and UndefinedBehaviorSanitizer
 san: $(VENV)/.base
 	$(BIN)/cmake -S . -B build/san -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/san
 	cd build/san && $(abspath $(BIN))/ctest --output-on-failure
+
+# libFuzzer and atheris on everything that reads files or arguments, each target for FUZZ_SECONDS; needs clang, on Linux
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/.test
+	$(BIN)/python -m pip install -q 'atheris>=3.0'
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+	    -DDSPARK_SANITIZE=address,undefined,fuzzer-no-link
+	$(BIN)/cmake --build build/fuzz --target write_seeds fuzz_draft fuzz_saved fuzz_capi
+	$(BIN)/python tests/fuzz/run_fuzz.py build/fuzz $(FUZZ_SECONDS)
 
 # the kernels for ARM, on any Linux machine: needs g++-aarch64-linux-gnu and qemu-user-static
 cross: $(VENV)/.base

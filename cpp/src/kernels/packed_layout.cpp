@@ -15,13 +15,13 @@ struct block {
 };
 
 // Where ggml keeps a block's parts: its fields in order of appearance, with their sizes in bytes.
-struct q4_0 { static constexpr int d = 0, low = 2, size = 18; };
-struct q4_1 { static constexpr int d = 0, low = 4, size = 20; };
-struct q5_0 { static constexpr int d = 0, high = 2, low = 6, size = 22; };
-struct q8_0 { static constexpr int d = 0, low = 2, size = 34; };
-struct q4_K { static constexpr int d = 0, scales = 4, low = 16, size = 144; };
-struct q5_K { static constexpr int d = 0, scales = 4, high = 16, low = 48, size = 176; };
-struct q6_K { static constexpr int low = 0, high = 128, scales = 192, d = 208, size = 210; };
+struct q4_0 { static constexpr int d = 0, low = 2; };
+struct q4_1 { static constexpr int d = 0, low = 4; };
+struct q5_0 { static constexpr int d = 0, high = 2, low = 6; };
+struct q8_0 { static constexpr int d = 0, low = 2; };
+struct q4_K { static constexpr int d = 0, scales = 4, low = 16; };
+struct q5_K { static constexpr int d = 0, scales = 4, high = 16, low = 48; };
+struct q6_K { static constexpr int low = 0, high = 128, scales = 192, d = 208; };
 
 // The K types pack eight 6-bit scales and eight 6-bit minima into 12 bytes: the first four of each lie in the low bits of bytes
 // 0..3 and 4..7, the last four share bytes 8..11, with their upper two bits on top of the first eight bytes.

@@ -92,7 +92,7 @@ struct avx512 {
     static vi high_nibble(vi v) { return low<4>(_mm512_srli_epi16(v, 4)); }
     // low + ((v >> from) & (2^bits - 1)) * 16, byte by byte
     template <int from, int bits> static vi add_high(vi lo, vi v) {
-        const vi moved = from >= 4 ? _mm512_srli_epi16(v, from >= 4 ? from - 4 : 0) : _mm512_slli_epi16(v, from >= 4 ? 0 : 4 - from);
+        const vi moved = from >= 4 ? _mm512_srli_epi16(v, (unsigned) (from >= 4 ? from - 4 : 0)) : _mm512_slli_epi16(v, (unsigned) (from >= 4 ? 0 : 4 - from));
         return _mm512_ternarylogic_epi32(lo, moved, _mm512_set1_epi8(((1 << bits) - 1) << 4), 0xf8); // lo | (moved & mask)
     }
     static void store_i8(int8_t * p, vi v) { _mm_storeu_si128((__m128i *) p, _mm512_cvtsepi32_epi8(v)); }
