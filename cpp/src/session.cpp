@@ -479,8 +479,11 @@ void session::load(const uint8_t * data, size_t n_bytes) {
     if (n < 0 || n > n_ctx_) {
         fail(DSPARK_ERROR_CONTEXT_FULL, format("the saved state has %d tokens, this session holds up to %d", n, n_ctx_));
     }
+    const uint8_t *      ids = from.take((size_t) n * sizeof(int32_t));
     std::vector<int32_t> tokens((size_t) n);
-    std::memcpy(tokens.data(), from.take(tokens.size() * sizeof(int32_t)), tokens.size() * sizeof(int32_t));
+    if (n > 0) { // an empty vector has no pointer
+        std::memcpy(tokens.data(), ids, tokens.size() * sizeof(int32_t));
+    }
     require_tokens(tokens.data(), n);
     const int32_t last = target_.last_position();
     if (last != n - 1) {

@@ -32,7 +32,11 @@ class fnv1a {
 class snapshot_writer {
   public:
     template <typename T> void put(const T & value) { put(&value, sizeof(value)); }
-    void put(const void * data, size_t n_bytes) { std::memcpy(grow(n_bytes), data, n_bytes); }
+    void put(const void * data, size_t n_bytes) {
+        if (n_bytes > 0) { // an empty vector has no pointer
+            std::memcpy(grow(n_bytes), data, n_bytes);
+        }
+    }
 
     // n_bytes to be filled by the caller, before the next call.
     uint8_t * grow(size_t n_bytes) {

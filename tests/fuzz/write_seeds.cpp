@@ -53,12 +53,12 @@ static void write_saved() {
         params.draft.n_threads = 1;
         ASSERT_OK(dspark_session_create(pair.ctx, with_draft ? pair.draft : nullptr, &params, &s));
         const int32_t prompt[] = {1, 17, 42, 9, 33};
-        for (int32_t n : {5, 1}) {
+        for (int32_t n : {5, 1, 0}) { // 0: nothing held, so no pointers
             int32_t   done = 0;
             uint8_t * data = nullptr;
             size_t    size = 0;
             ASSERT_OK(dspark_session_rewind(s, 0));
-            ASSERT_OK(dspark_session_append(s, prompt, n, &done));
+            ASSERT(n == 0 || dspark_session_append(s, prompt, n, &done) == DSPARK_OK);
             ASSERT_OK(dspark_session_save(s, &data, &size));
             // with its own header, and as the payload that is given one
             std::vector<uint8_t> whole(data, data + size), payload(data + 32, data + size);

@@ -21,6 +21,7 @@ __all__ = ["Target", "open_target", "tokens_sha256"]
 
 _TOKENS = "tokenizer.ggml.tokens"
 _MASK = "tokenizer.ggml.mask_token_id"
+_MAX_VOCAB = 1 << 22
 
 
 @dataclass
@@ -107,6 +108,8 @@ def _open_folder(folder: Path) -> Target:
     config = Config(whole.table("text_config") or whole.values, where=whole.where)
     architectures = whole.strings("architectures")
     n_vocab = config.integer("vocab_size", least=1)
+    if n_vocab > _MAX_VOCAB:  # the token table is filled up to it
+        raise config.wrong("vocab_size", n_vocab, f"at most {_MAX_VOCAB}")
     tokenizer = read_tokenizer(folder, config, n_vocab)
     rope = config.table("rope_parameters") or config.table("rope_scaling") or {}
     tensors: Mapping[str, Weight] = open_tensors(folder) if any(folder.glob("*.safetensors")) else {}
