@@ -437,7 +437,9 @@ DSPARK_API dspark_status dspark_session_append(dspark_session * session, const i
  * The returned token is not yet in the target's memory: n_tokens() does not count it.
  * Errors: DSPARK_ERROR_CONTEXT_FULL, _STATE (nothing appended, or the target's memory was moved by somebody else, which
  * shows in its last position alone: other tokens put in place of the session's are not noticed),
- * _BACKEND and _CALLBACK (the sequence is as before the call; the call may be repeated). */
+ * _BACKEND and _CALLBACK (the sequence is as before the call; the call may be repeated).
+ * A draft that fails by itself (its graph cannot be computed, no memory) fails no call: the session decodes without it, disabled_reason of its
+ * state says so, until it is rewound to what the draft holds, or begins anew. */
 DSPARK_API dspark_status dspark_session_next(dspark_session * session, struct llama_sampler * sampler, int32_t n_draft_max,
         int32_t * out_token);
 

@@ -193,7 +193,8 @@ draft_context::ready_graph & draft_context::prepare(bool with_block, bool with_l
 void draft_context::set_inject_inputs(const draft_graph & g, const float * rows, int32_t n_rows) {
     const size_t width = (size_t) model_->hp.n_features();
     feature_rows_.assign(width * n_inject_rows, 0.0f);
-    std::copy_n(rows, width * (size_t) n_rows, feature_rows_.begin());
+    // a NaN would stay in the cache after a rewind, where the mask does not keep it out of the sums
+    std::transform(rows, rows + width * (size_t) n_rows, feature_rows_.begin(), [](float x) { return std::isfinite(x) ? x : 0.0f; });
     int32_t pos[n_inject_rows];
     int64_t cell[n_inject_rows];
     for (int32_t i = 0; i < n_inject_rows; ++i) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 namespace dspark {
 
@@ -57,6 +58,7 @@ session::session(llama_context * ctx, std::unique_ptr<drafter> draft, const para
         depth_ = std::make_unique<depth_control>(draft_->n_draft_max());
     }
     n_ctx_ = settings.n_ctx > 0 ? settings.n_ctx : target_.n_ctx();
+    tokens_.reserve((size_t) n_ctx_); // no allocation can fail between a decode and its record
     reset_stats();
     if (settings.tokens.empty()) {
         target_.clear();
@@ -81,11 +83,17 @@ const char * session::disabled_reason() const {
     if (disabled_reason_) {
         return disabled_reason_;
     }
+    if (draft_failure_) {
+        return draft_failure_;
+    }
     return target_.n_batch() < 2 ? "the target's n_batch is 1: there is no room for a draft" : draft_->unable_reason();
 }
 
 int32_t session::n_draft_past() const {
-    return disabled_reason_ ? 0 : draft_->n_past() + n_owed_ + (round_open_ ? round_.row() + 1 : 0);
+    if (disabled_reason_) {
+        return 0;
+    }
+    return draft_->n_past() + n_owed_ + (round_open_ && !draft_failure_ ? round_.row() + 1 : 0);
 }
 
 // A host may decode on the same context behind our back; its cells must not be taken for ours.
@@ -118,7 +126,7 @@ void session::remove_target_tail() {
 }
 
 void session::owe_drafter(const std::vector<float> & features, int32_t n_rows) {
-    if (!disabled_reason_) {
+    if (!disabled_reason_ && !draft_failure_) {
         const size_t width = n_rows > 0 ? draft_->target_layers().size() * (size_t) llama_model_n_embd(target_.model()) : 0;
         owed_features_.insert(owed_features_.end(), features.begin(), features.begin() + (ptrdiff_t) (width * (size_t) n_rows));
         n_owed_ += n_rows;
@@ -131,6 +139,25 @@ void session::pay_drafter() {
         owed_features_.clear();
         n_owed_ = 0;
     }
+}
+
+// Runs what only the draft can fail at.  That costs speed and not the call: decoding goes on without it, until the session is back at
+// what the draft holds or begins anew.  What a drafter of the caller's reports is the caller's to see.
+template <typename F> bool session::draft_does(F && body) {
+    try {
+        body();
+        return true;
+    } catch (const error & e) {
+        if (e.status != DSPARK_ERROR_BACKEND && e.status != DSPARK_ERROR_MEMORY) {
+            throw;
+        }
+        draft_failure_ = e.status == DSPARK_ERROR_MEMORY ? "there was no memory for the draft" : "the draft's graph could not be computed";
+    } catch (const std::bad_alloc &) {
+        draft_failure_ = "there was no memory for the draft";
+    }
+    owed_features_.clear();
+    n_owed_ = 0;
+    return false;
 }
 
 // The newest rows are taken back.
@@ -157,8 +184,10 @@ void session::close_round(bool is_complete) {
         depth_->close_round(round_costs_);
     }
     stopwatch watch(stats_.t_draft_us);
-    owe_drafter(round_features_, round_.row() + 1);
-    pay_drafter();
+    draft_does([&] {
+        owe_drafter(round_features_, round_.row() + 1);
+        pay_drafter();
+    });
 }
 
 void session::drop_stale_tail() {
@@ -204,8 +233,10 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     }
     try {
         stopwatch watch(stats_.t_inject_us);
-        owe_drafter(features, n);
-        pay_drafter();
+        draft_does([&] {
+            owe_drafter(features, n);
+            pay_drafter();
+        });
     } catch (...) {
         if (n_owed_ >= n) {
             forget_owed(n);
@@ -221,7 +252,7 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
 }
 
 int32_t session::draft_limit(int32_t n_draft_max) const {
-    if (disabled_reason_ || n_draft_past() != n_tokens()) {
+    if (disabled_reason_ || draft_failure_ || n_draft_past() != n_tokens()) {
         return 0;
     }
     int32_t n = draft_->n_draft_max();
@@ -283,7 +314,11 @@ void session::start_round(llama_sampler * sampler, int32_t n_draft_max) {
     round_costs_        = {};
     round_costs_.context = pos;
     if (limit > 0 && (!round_is_auto_ || depth_->wants_proposal(pos))) {
-        propose(sampler, limit, drafted);
+        if (!draft_does([&] { propose(sampler, limit, drafted); })) {
+            drafted      = {};
+            round_costs_ = {};
+            round_costs_.context = pos;
+        }
     }
 
     std::vector<int32_t> batch = {anchor};
@@ -394,6 +429,9 @@ void session::rewind(int32_t n_tokens_kept) {
     if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {
         forget_owed(std::min(n_owed_, n_draft_past() - n_tokens_kept));
     }
+    if (draft_ && draft_->n_past() >= n_tokens_kept) {
+        draft_failure_ = nullptr;
+    }
     if (draft_ && draft_->n_past() > n_tokens_kept) {
         draft_->rewind(n_tokens_kept);
     }
@@ -431,6 +469,7 @@ void session::adopt(const int32_t * tokens, int32_t n) {
     target_.set_exact(n == 0); // whoever decoded them
     if (draft_) {
         draft_->restart(n);
+        draft_failure_ = nullptr;
     }
 }
 
@@ -452,7 +491,7 @@ static uint64_t target_fingerprint(const llama_model * model) {
 // target, drafter (0: without its part), number of tokens, whether they are exact, tokens; then the drafter's part.
 std::vector<uint8_t> session::save() {
     settle();
-    pay_drafter();
+    draft_does([&] { pay_drafter(); });
     // a drafter that is paused or never used has nothing to add
     const bool      with_draft = !disabled_reason_ && draft_->fingerprint() != 0 && draft_->n_past() == n_tokens();
     snapshot_writer to;
@@ -498,13 +537,14 @@ void session::load(const uint8_t * data, size_t n_bytes) {
         } else {
             draft_->load(from, n);
         }
+        draft_failure_ = nullptr;
     }
     target_.forget_batch();
     target_.set_exact(is_exact);
     forget_round();
     owed_features_.clear();
     n_owed_ = 0;
-    tokens_ = std::move(tokens);
+    tokens_.assign(tokens.begin(), tokens.end());
 }
 
 session::round_view session::last_round() const {

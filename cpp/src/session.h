@@ -93,12 +93,14 @@ class session {
     void    decode_again();
     void    owe_drafter(const std::vector<float> & features, int32_t n_rows);
     void    pay_drafter();
+    template <typename F> bool draft_does(F && body);
     void    forget_owed(int32_t n_rows);
 
     ownership                owned_;
     std::unique_ptr<drafter> draft_;
     std::unique_ptr<depth_control> depth_; // null without a draft
     const char *             disabled_reason_; // why it never drafts, null: it may
+    const char *             draft_failure_ = nullptr; // why it does not draft on this sequence any more
     target                   target_;
     params                   params_;
     int32_t                  n_ctx_ = 0;

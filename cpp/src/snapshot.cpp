@@ -46,6 +46,9 @@ snapshot_reader::snapshot_reader(const uint8_t * data, size_t n_bytes) : at_(dat
     if (h.version != version) {
         fail(DSPARK_ERROR_FORMAT, format("the saved state has version %u, expected %u", h.version, version));
     }
+    if (h.reserved != 0) {
+        fail(DSPARK_ERROR_FORMAT, format("the saved state is damaged: its reserved field is %u, expected 0", h.reserved));
+    }
     if (h.n_bytes != left_) {
         fail(DSPARK_ERROR_FORMAT, format("the saved state has %zu bytes of content, expected %llu", left_, (unsigned long long) h.n_bytes));
     }

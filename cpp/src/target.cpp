@@ -70,6 +70,7 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
 
     features.clear();
     if (source_) {
+        features.resize(count * n_features_); // not behind the decode, which an exception would have to take back
         source_->begin();
     }
     const int64_t declined = kernels::declined();
@@ -83,7 +84,6 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
     }
     batch_first_ = pos;
     if (source_) {
-        features.resize(count * n_features_);
         try {
             source_->collect(features.data(), n);
         } catch (...) {
