@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,3 +168,29 @@ def test_lines_say_what_a_response_depends_on(whole: Path) -> None:
     assert [row["prompt"] for row in rows] == [p.tokens for p in PROMPTS]
     assert {row["source"] for row in rows} == {"part 0", "part 1"}
     assert {row["finish"] for row in rows} <= {"stop", "length", "loop"}
+
+
+def test_processes_end_with_a_run_that_is_killed(target: str, tmp_path: Path) -> None:
+    program = f"""
+import multiprocessing, os
+from dspark_cpp.train.responses import Prompt, ResponseSettings, generate_responses
+if __name__ == "__main__":
+    prompts = [Prompt([256, 84], "")] * 400
+    settings = ResponseSettings(max_tokens=9, n_parallel=4)
+    path = {str(tmp_path / "r.jsonl")!r}
+    for i, _ in enumerate(generate_responses({target!r}, prompts, path, settings, n_workers=2)):
+        if i == 1:
+            print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+            os.kill(os.getpid(), 9)
+"""
+    (tmp_path / "run.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, str(tmp_path / "run.py")]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert done.returncode == -9 and len(pids) == 2, done.stderr
+    for _ in range(100):
+        if not any(os.path.exists(f"/proc/{pid}/exe") for pid in pids):
+            return
+        time.sleep(0.1)
+    pytest.fail("processes of a killed run are still there")

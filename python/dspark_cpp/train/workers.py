@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def _from_processes(worker: Worker, items: Iterable[Any], n_workers: int) -> Ite
 
 
 def _serve(worker: Worker, tasks: Any, results: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         for pair in worker(iter(tasks.get, None)):
             results.put(pair)
@@ -85,3 +87,11 @@ def _serve(worker: Worker, tasks: Any, results: Any) -> None:
         pass
     except BaseException as e:
         results.put((-1, e))
+
+
+def _end_with_parent() -> None:
+    """A run that is killed cannot end its processes; they would wait for ever to hand over what they have."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
