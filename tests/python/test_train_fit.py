@@ -135,6 +135,25 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(target, features
     assert (folder / "log.jsonl").read_text().count("\n") == RECIPE.steps
 
 
+def test_time_for_which_the_process_was_stopped_is_not_training(target, features, tmp_path, monkeypatch):
+    """A SIGSTOP of minutes in one step ended a training by the clock, or jumped over its high learning rates."""
+    calls, now = 0, 0.0
+
+    def monotonic() -> float:
+        nonlocal calls, now
+        calls += 1  # three a step: its beginning, its end, the next checkpoint's time
+        now += 3600.0 if calls == 3 * 12 else 0.5
+        return now
+
+    (tmp_path / "run").mkdir()
+    recipe = dataclasses.replace(RECIPE, steps=0, minutes=0.5, checkpoint_seconds=1e9)
+    fit = open_fit(tmp_path / "run", target, features, recipe)
+    monkeypatch.setattr("dspark_cpp.train.loop.time.monotonic", monotonic)
+    steps = []
+    train_fit(fit, lambda numbers: steps.append(numbers["step"]))
+    assert len(steps) > 40
+
+
 def test_a_complete_training_is_not_done_again(target, features, tmp_path):
     trained(tmp_path / "run", target, features)
     stamp = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns

@@ -136,8 +136,11 @@ def train(
             if not math.isfinite(loss):
                 raise FormatError(f"the loss is {loss} after {step} steps; a lower learning rate is needed")
             optimizer.step()
+            took = time.monotonic() - began
+            if step >= 10:  # a process that was stopped meanwhile (SIGSTOP, a debugger) has not trained for so long
+                took = min(took, 10 * seconds / step)
             step += 1
-            seconds += time.monotonic() - began
+            seconds += took
             if report is not None:
                 report(_numbers(step, done(), seconds, losses, int(batch.labels.valid.sum())))
             if stop_asked():
