@@ -11,7 +11,8 @@ namespace dspark {
 
 namespace {
 
-constexpr int32_t cell_step = 256; // attention looks at a multiple of this many cells, so that graphs last
+constexpr int32_t cell_step  = 256; // attention looks at a multiple of this many cells, so that graphs last
+constexpr int32_t n_bulk_min = 16;  // rows for which a bulk injection, unused rows included, is faster than small ones
 
 int32_t round_up(int32_t n, int32_t step) {
     return (n + step - 1) / step * step;
@@ -157,6 +158,7 @@ void draft_context::reserve_cells(int32_t n_cells) {
     }
     // the graphs hold views of the old tensors
     inject_       = ready_graph{};
+    bulk_         = ready_graph{};
     round_        = ready_graph{};
     round_logits_ = ready_graph{};
     last_         = nullptr;
@@ -165,45 +167,54 @@ void draft_context::reserve_cells(int32_t n_cells) {
     kv_buffer_                       = std::move(buffer);
 }
 
-draft_context::ready_graph & draft_context::prepare(bool with_block, bool with_logits, bool drawn, int32_t n_kv) {
-    ready_graph & ready = !with_block ? inject_ : with_logits ? round_logits_ : round_;
+draft_context::ready_graph & draft_context::prepare_injection(int32_t n_rows) {
+    graph_options options;
+    options.n_inject = n_rows;
+    return prepare(n_rows == n_bulk_rows ? bulk_ : inject_, options);
+}
+
+draft_context::ready_graph & draft_context::prepare_round(bool with_logits, bool drawn) {
+    graph_options options;
+    options.with_block  = true;
+    options.with_logits = with_logits;
+    options.n_kv        = round_up(n_past() + model_->hp.block_size, cell_step);
     // another device has no custom operations: the scheduler would bring every slot's logits to the CPU
-    slot_pick * picks = !cpu_ || drawn ? picks_.data() : nullptr;
-    if (ready.sched && ready.g.options.n_kv == n_kv && ready.g.options.picks == picks) {
+    options.picks       = !cpu_ || drawn ? picks_.data() : nullptr;
+    return prepare(with_logits ? round_logits_ : round_, options);
+}
+
+draft_context::ready_graph & draft_context::prepare(ready_graph & ready, graph_options options) {
+    if (ready.sched && ready.g.options.n_kv == options.n_kv && ready.g.options.picks == options.picks) {
         return ready;
     }
-    graph_options options;
-    options.with_block  = with_block;
-    options.with_logits = with_logits;
-    options.keep_nodes  = params_.keep_nodes;
-    options.picks       = picks;
-    options.n_kv        = n_kv;
+    options.keep_nodes = params_.keep_nodes;
 
     ready_graph    fresh;
     ggml_backend_t backends[] = {device_.get(), cpu_.get()};
     fresh.g     = build_draft_graph(*model_, shared_, kv_, options);
     fresh.sched = sched_ptr(ggml_backend_sched_new(backends, nullptr, cpu_ ? 2 : 1, (size_t) ggml_graph_n_nodes(fresh.g.graph) * 2 + 64, false, false));
     if (!fresh.sched || !ggml_backend_sched_alloc_graph(fresh.sched.get(), fresh.g.graph)) {
-        fail(DSPARK_ERROR_MEMORY, format("cannot allocate the draft's compute buffer for %d positions", n_kv));
+        fail(DSPARK_ERROR_MEMORY, format("cannot allocate the draft's compute buffer for %d positions", options.n_kv));
     }
     ready = std::move(fresh);
     return ready;
 }
 
 void draft_context::set_inject_inputs(const draft_graph & g, const float * rows, int32_t n_rows) {
-    const size_t width = (size_t) model_->hp.n_features();
-    feature_rows_.assign(width * n_inject_rows, 0.0f);
+    const size_t  width = (size_t) model_->hp.n_features();
+    const int32_t n     = g.options.n_inject;
+    feature_rows_.assign(width * (size_t) n, 0.0f);
     // a NaN would stay in the cache after a rewind, where the mask does not keep it out of the sums
     std::transform(rows, rows + width * (size_t) n_rows, feature_rows_.begin(), [](float x) { return std::isfinite(x) ? x : 0.0f; });
-    int32_t pos[n_inject_rows];
-    int64_t cell[n_inject_rows];
-    for (int32_t i = 0; i < n_inject_rows; ++i) {
+    int32_t pos[n_bulk_rows];
+    int64_t cell[n_bulk_rows];
+    for (int32_t i = 0; i < n; ++i) {
         pos[i]  = i < n_rows ? n_injected_ + i : 0;
         cell[i] = i < n_rows ? n_injected_ + i : kv_.n_cells;
     }
     ggml_backend_tensor_set(g.features, feature_rows_.data(), 0, feature_rows_.size() * sizeof(float));
-    ggml_backend_tensor_set(g.inject_pos, pos, 0, sizeof(pos));
-    ggml_backend_tensor_set(g.inject_cell, cell, 0, sizeof(cell));
+    ggml_backend_tensor_set(g.inject_pos, pos, 0, (size_t) n * sizeof(int32_t));
+    ggml_backend_tensor_set(g.inject_cell, cell, 0, (size_t) n * sizeof(int64_t));
 }
 
 void draft_context::set_block_inputs(const draft_graph & g, int32_t anchor) {
@@ -269,8 +280,10 @@ void draft_context::inject_down_to(int32_t n_keep) {
     auto drop_done = [&] { pending_.erase(pending_.begin(), pending_.begin() + (ptrdiff_t) (width * (size_t) n_done)); };
     try {
         while (n_rows - n_done > n_keep) {
-            const int32_t n     = std::min(n_rows - n_done, n_inject_rows);
-            ready_graph & ready = prepare(false, false, false, 0);
+            const int32_t n_left = n_rows - n_done;
+            const int32_t n_most = n_left > n_bulk_min ? n_bulk_rows : n_inject_rows;
+            const int32_t n      = std::min(n_left, n_most);
+            ready_graph & ready  = prepare_injection(n_most);
             set_inject_inputs(ready.g, pending_.data() + width * (size_t) n_done, n);
             compute(ready);
             n_injected_ += n;
@@ -293,7 +306,7 @@ void draft_context::append(const float * features, int32_t n_rows) {
     reserve_cells(before + n_rows);
     pending_.insert(pending_.end(), features, features + (size_t) n_rows * (size_t) model_->hp.n_features());
     try {
-        inject_down_to(n_inject_rows); // the next round takes the last rows along
+        inject_down_to(n_bulk_rows - 1); // the next round takes the last rows along
     } catch (...) {
         rewind(before);
         throw;
@@ -407,8 +420,9 @@ void draft_context::propose(int32_t anchor, int32_t n_max, bool with_logits, con
         return;
     }
     reserve_cells(n_past() + hp.block_size);
+    inject_down_to(n_inject_rows);
 
-    ready_graph & ready = prepare(true, with_logits, how != nullptr, round_up(n_past() + hp.block_size, cell_step));
+    ready_graph & ready = prepare_round(with_logits, how != nullptr);
     set_picks(how);
     set_inject_inputs(ready.g, pending_.data(), n_pending());
     set_block_inputs(ready.g, anchor);

@@ -1,8 +1,8 @@
 // One sequence of a draft: its K/V cache, and the graphs that fill and read it.
 //
 // A cell of the cache is a position.  Cells [n_first, n_injected) hold the context (n_first is 0 unless it began in the middle of
-// a sequence); the features of a few newer positions wait in
-// `pending` for the next round, whose graph injects them.  The block of a round writes its own K/V behind the context, where
+// a sequence); the features of newer positions wait in
+// `pending`, for the next round, whose graph injects the last few, or until there are enough for a graph of their own.  The block of a round writes its own K/V behind the context, where
 // the next injection overwrites them: nothing has to be undone after a proposal.
 #pragma once
 
@@ -68,7 +68,9 @@ class draft_context : public drafter {
     void          borrow_weights(const llama_model * target);
     void          require_runnable(ggml_tensor * op, const char * what) const;
     void          reserve_cells(int32_t n_cells);
-    ready_graph & prepare(bool with_block, bool with_logits, bool drawn, int32_t n_kv);
+    ready_graph & prepare_injection(int32_t n_rows);
+    ready_graph & prepare_round(bool with_logits, bool drawn);
+    ready_graph & prepare(ready_graph & ready, graph_options options);
     void          set_picks(const drawing * how);
     void          set_inject_inputs(const draft_graph & g, const float * rows, int32_t n_rows);
     void          set_block_inputs(const draft_graph & g, int32_t anchor);
@@ -86,7 +88,7 @@ class draft_context : public drafter {
     buffer_ptr       kv_buffer_;
 
     std::vector<slot_pick> picks_; // [K], whose addresses the graphs hold
-    ready_graph inject_, round_, round_logits_;
+    ready_graph inject_, bulk_, round_, round_logits_;
 
     int32_t            n_first_    = 0;
     int32_t            n_injected_ = 0;

@@ -103,9 +103,9 @@ ggml_tensor * new_input(draft_graph & g, ggml_type type, int64_t ne0, int64_t ne
 // ctx = fc_norm(fc f), shared by all layers; each layer's K/V of it go into the cache.  The layer's own input norm is not
 // applied to the context.
 void build_inject(draft_graph & g, const draft_model & model, const kv_tensors & kv) {
-    g.features    = new_input(g, GGML_TYPE_F32, model.hp.n_features(), n_inject_rows, "features");
-    g.inject_pos  = new_input(g, GGML_TYPE_I32, n_inject_rows, 1, "inject_pos");
-    g.inject_cell = new_input(g, GGML_TYPE_I64, n_inject_rows, 1, "inject_cell");
+    g.features    = new_input(g, GGML_TYPE_F32, model.hp.n_features(), g.options.n_inject, "features");
+    g.inject_pos  = new_input(g, GGML_TYPE_I32, g.options.n_inject, 1, "inject_pos");
+    g.inject_cell = new_input(g, GGML_TYPE_I64, g.options.n_inject, 1, "inject_cell");
 
     g.fused = build_norm(g, model, ggml_mul_mat(g.ctx.get(), model.fc, g.features), model.fc_norm);
     name_node(g, g.fused, "fused_ctx");

@@ -10,9 +10,10 @@
 
 namespace dspark {
 
-// Rows that one injection handles.  Fixed, with unused rows aimed at a spare cell: the kernels that ggml picks depend on the
-// number of columns, and a row must come out the same, bit for bit, in whatever chunk it arrives.
+// Rows that the injection of a round handles, and one of many rows by itself.  Fixed, with unused rows aimed at a spare cell: a row must
+// come out the same, bit for bit, in whatever chunk it arrives, and the kernels that ggml picks depend on the number of columns.
 constexpr int32_t n_inject_rows = 4;
+constexpr int32_t n_bulk_rows   = 64;
 
 // K/V of one sequence: per layer {nkv*d, n_cells + 1}; the last cell takes the unused rows of an injection.
 struct kv_tensors {
@@ -30,7 +31,8 @@ struct graph_options {
     bool    with_block  = false; // else only the injection
     bool    with_logits = false; // keep the logits of every slot
     bool    keep_nodes  = false; // keep every named node, for tests
-    int32_t n_kv        = 0;     // C
+    int32_t n_inject    = n_inject_rows; // T
+    int32_t n_kv        = 0;             // C
     slot_pick * picks   = nullptr; // [K], or null for ggml's argmax
 };
 
