@@ -3,7 +3,8 @@
 Both models live in one process and take turns at every measurement; shown are medians in milliseconds. Weights of the
 first are where llama.cpp puts them by default (repacked where it can). The bytes of weights that a decode reads,
 divided by T(1), stand beside the bandwidth of a plain read by as many threads. Samples during which other processes
-took more than a twentieth of our processor time are left out where at least three others remain, and counted.
+took more than a twentieth of our processor time are left out where at least three others remain, and counted;
+where fewer remain all are taken, and marked so.
 """
 
 from __future__ import annotations
@@ -78,10 +79,14 @@ def read_bandwidth(n_threads: int) -> float:
     return best
 
 
-def undisturbed(times: list[tuple[float, float]], n_threads: int) -> list[tuple[float, float]]:
-    """Of (wall, processor) seconds those in which our threads, which spin while they wait, had the processors alone."""
+def undisturbed(times: list[tuple[float, float]], n_threads: int) -> tuple[list[tuple[float, float]], str]:
+    """Of (wall, processor) seconds those in which our threads, which spin while they wait, had the processors alone.
+
+    And how many of how many: "7/10", or "2/10, all taken" where so few were that the disturbed ones count too.
+    """
     clean = [t for t in times if t[1] > 0.95 * n_threads * t[0]]
-    return clean if len(clean) >= 3 else times
+    count = f"{len(clean)}/{len(times)}"
+    return (clean, count) if len(clean) >= 3 else (times, f"{count}, all taken")
 
 
 def measure(path: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -111,8 +116,8 @@ def measure(path: str, args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {"model": Path(path).name, "bytes": size, "threads": args.threads, "depth": args.depth}
     for name, rows in cells.items():
         kept = {n: undisturbed(times, args.threads) for n, times in rows.items()}
-        wall = {n: 1e3 * statistics.median(t[0] for t in times) for n, times in kept.items()}
-        used = {n: f"{len(kept[n])}/{len(times)}" for n, times in rows.items()}
+        wall = {n: 1e3 * statistics.median(t[0] for t in times) for n, (times, _) in kept.items()}
+        used = {n: count for n, (_, count) in kept.items()}
         out[name] = {"ms": wall, "samples": used, "ratio": {n: wall[n] / wall["1"] for n in map(str, args.n)}}
     out["ours"]["state"] = str(kernels.state())
     return out
@@ -147,7 +152,7 @@ def main() -> None:
             cells = [
                 f"{n}: {ms:.2f}" + (f" ({r['ratio'][n]:.2f})" if n in r["ratio"] else "") for n, ms in r["ms"].items()
             ]
-            print(f"  {name:10}", "  ".join(cells), f" [samples {' '.join(r['samples'].values())}]")
+            print(f"  {name:10}", "  ".join(cells), f" [samples {'; '.join(r['samples'].values())}]")
         ratios = [f"{n}: {result['llama.cpp']['ms'][n] / result['ours']['ms'][n]:.2f}" for n in result["ours"]["ms"]]
         print(
             f"  {'gain':10}",
