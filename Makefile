@@ -12,7 +12,7 @@ SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject
 # package sees to that (python/dspark_cpp/_openmp.py), but tests import llama_cpp before it
 TEST_ENV := GOMP_SPINCOUNT=1000
 
-.PHONY: demo test consumers san fuzz cross bench parity check fmt clean
+.PHONY: demo test consumers san coverage fuzz cross bench parity check fmt clean
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,18 @@ san: $(VENV)/.base
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/san
 	cd build/san && $(abspath $(BIN))/ctest --output-on-failure
+
+# the lines of C++ and Python that the tests run, in build/coverage: a build of its own that counts them
+COVERAGE := $(abspath build/coverage)
+coverage: $(VENV)/.test
+	$(BIN)/python -m pip install -q gcovr pytest-cov
+	rm -rf build/coverage
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps --target build/coverage/site -Cbuild-dir=build/coverage/cmake \
+	    -Ccmake.define.DSPARK_PROBE=ON -Ccmake.define.DSPARK_TESTS=ON -Ccmake.define.CMAKE_C_FLAGS=--coverage \
+	    -Ccmake.define.CMAKE_CXX_FLAGS='--coverage -fprofile-update=atomic' .
+	cd build/coverage/cmake && $(abspath $(BIN))/ctest --output-on-failure
+	PYTHONPATH=$(COVERAGE)/site $(TEST_ENV) $(BIN)/python -m pytest -q --cov=dspark_cpp --cov-report=term-missing:skip-covered
+	$(BIN)/gcovr --root . --filter cpp/src --exclude-throw-branches --sort uncovered-number --txt-metric line build/coverage/cmake
 
 # libFuzzer and atheris on everything that reads files or arguments, each target for FUZZ_SECONDS; needs clang, on Linux
 FUZZ_SECONDS ?= 60
