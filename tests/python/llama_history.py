@@ -204,6 +204,7 @@ class LlamaHistory(RuleBasedStateMachine):
         self.keep_prefix_of(prompt)
         assert call(self.llm) == want
         self.tokens = self.plain._input_ids.tolist()
+        self.look_at_round()
 
     @rule(part=st.floats(0, 1), ids=texts, sampling=samplings, seed=st.integers(0, 9))
     def open_stream(self, part: float, ids: list[int], sampling: dict[str, Any], seed: int) -> None:
@@ -253,8 +254,9 @@ class LlamaHistory(RuleBasedStateMachine):
         want = self.answer([*self.tokens, *ids], n, {"temp": 0.0}, 0)
         steps = self.llm.generate(ids, temp=0.0, reset=False)
         assert list(itertools.islice(steps, n)) == want
-        steps.close()
         self.tokens = [*self.tokens, *ids, *want[:-1]]
+        self.look_at_round()
+        steps.close()
 
     @rule()
     def sample(self) -> None:
