@@ -62,7 +62,7 @@ coverage: $(VENV)/.test
 	    -Ccmake.define.CMAKE_CXX_FLAGS='--coverage -fprofile-update=atomic' .
 	cd build/coverage/cmake && $(abspath $(BIN))/ctest --output-on-failure
 	PYTHONPATH=$(COVERAGE)/site $(TEST_ENV) $(BIN)/python -m pytest -q --cov=dspark_cpp --cov-report=term-missing:skip-covered
-	$(BIN)/gcovr --root . --filter cpp/src --exclude-throw-branches --sort uncovered-number --txt-metric line build/coverage/cmake
+	$(BIN)/gcovr --root . --filter cpp/src --exclude-throw-branches --sort uncovered-number --txt-metric line --merge-lines build/coverage/cmake
 
 # libFuzzer and atheris on everything that reads files or arguments, each target for FUZZ_SECONDS; needs clang, on Linux
 FUZZ_SECONDS ?= 60

@@ -53,7 +53,8 @@ static bool is_foreign() {
     return false;
 }
 
-void * operator new(size_t size) {
+// not inlined: GCC would see a pair of malloc() and delete, and take it for a mistake
+[[gnu::noinline]] void * operator new(size_t size) {
     if (is_inside && n_until_failure >= 0 && n_until_failure-- == 0) {
         if (is_foreign()) {
             n_until_failure = 0; // the next one
@@ -69,12 +70,12 @@ void * operator new(size_t size) {
     return p;
 }
 
-void * operator new(size_t size, const std::nothrow_t &) noexcept { return malloc(size ? size : 1); }
-void * operator new[](size_t size) { return operator new(size); }
-void   operator delete(void * p) noexcept { free(p); }
-void   operator delete(void * p, size_t) noexcept { free(p); }
-void   operator delete[](void * p) noexcept { free(p); }
-void   operator delete[](void * p, size_t) noexcept { free(p); }
+[[gnu::noinline]] void * operator new(size_t size, const std::nothrow_t &) noexcept { return malloc(size ? size : 1); }
+[[gnu::noinline]] void * operator new[](size_t size) { return operator new(size); }
+[[gnu::noinline]] void operator delete(void * p) noexcept { free(p); }
+[[gnu::noinline]] void operator delete(void * p, size_t) noexcept { free(p); }
+[[gnu::noinline]] void operator delete[](void * p) noexcept { free(p); }
+[[gnu::noinline]] void operator delete[](void * p, size_t) noexcept { free(p); }
 
 // --- functions of llama.cpp and ggml that fail ------------------------------------------------------------------------------
 
