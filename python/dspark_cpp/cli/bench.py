@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from .. import __version__, errors
+from .pair_arguments import add_pair_arguments
 
 __all__ = ["add_parser", "run"]
 
@@ -22,19 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "this package without a draft, with fixed draft lengths and with the automatic one; in turns, so that a busy "
         "machine disturbs all alike. Speeds are of generation; geometric means over prompts.",
     )
-    parser.add_argument("-m", "--model", required=True, metavar="TARGET.gguf", help="the target")
-    parser.add_argument("-md", "--draft", required=True, metavar="DRAFT.gguf", help="its draft")
-    parser.add_argument(
-        "--prompts",
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help='JSON lines with "prompt", "turns", "messages" or "ids", or text with a prompt a line; a file is a set',
-    )
-    parser.add_argument("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens of each (default: 128)")
-    parser.add_argument("-c", "--ctx-size", type=int, default=2048, metavar="N", help="context (default: 2048)")
-    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="threads")
-    parser.add_argument("--limit", type=int, metavar="N", help="prompts of each file (default: all)")
+    add_pair_arguments(parser)
     parser.add_argument("--n-max", metavar="K,K", help="fixed draft lengths (default: 1, 2, 4 and the draft's longest)")
     parser.add_argument("--no-lookup", action="store_true", help="leave out llama-cpp-python's prompt lookup")
     parser.add_argument("--peer", action="store_true", help="also llama.cpp's own drafts, by the package xllamacpp")

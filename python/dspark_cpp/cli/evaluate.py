@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from .. import errors
+from .pair_arguments import add_pair_arguments
 
 __all__ = ["add_parser", "run"]
 
@@ -24,19 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "prompt set, by position in the block and by length of the context; and how true its confidence head is. "
         "Speed is `bench`'s.",
     )
-    parser.add_argument("-m", "--model", required=True, metavar="TARGET.gguf", help="the target")
-    parser.add_argument("-md", "--draft", required=True, metavar="DRAFT.gguf", help="its draft")
-    parser.add_argument(
-        "--prompts",
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help='JSON lines with "prompt", "turns", "messages" or "ids", or text with a prompt a line; a file is a set',
-    )
-    parser.add_argument("-n", "--n-predict", type=int, default=128, metavar="N", help="tokens of each (default: 128)")
-    parser.add_argument("-c", "--ctx-size", type=int, default=2048, metavar="N", help="context (default: 2048)")
-    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="threads")
-    parser.add_argument("--limit", type=int, metavar="N", help="prompts of each file (default: all)")
+    add_pair_arguments(parser)
     parser.add_argument(
         "--temperature",
         type=float,
