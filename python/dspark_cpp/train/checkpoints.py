@@ -5,10 +5,7 @@ Nothing random is in it: what a step sees is a function of the seed and the step
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +14,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ..errors import FileError, FormatError, MismatchError
+from ..errors import FormatError, MismatchError
+from .atomic import write_atomically
 from .model import Draft
 
-__all__ = ["load_checkpoint", "save_checkpoint", "write_atomically"]
-
-
-def write_atomically(path: Path, data: bytes, what: str) -> None:
-    """Raises: FileError: The disk is full or the folder cannot be written; what was at `path` stays."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(part, path)
-    except OSError as e:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        why = "the disk is full" if e.errno == errno.ENOSPC else e.strerror or e
-        raise FileError(f"{path}: cannot write {what}: {why}; what was written before stays") from None
+__all__ = ["load_checkpoint", "save_checkpoint"]
 
 
 def _trained(model: Draft) -> dict[str, Tensor]:

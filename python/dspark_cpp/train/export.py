@@ -13,7 +13,7 @@ import torch
 
 from ..convert.gguf_file import GGUFFile
 from ..errors import FileError
-from .checkpoints import write_atomically
+from .atomic import write_atomically
 from .model import Draft
 from .shape import speculators_config
 

@@ -11,7 +11,6 @@ draft.gguf               the draft
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ import numpy as np
 from ..convert import convert_checkpoint
 from ..convert.gguf_file import GGUFFile
 from ..errors import FileError, MismatchError
+from .atomic import write_atomically
 from .batches import Split, count_tokens, split
-from .checkpoints import load_checkpoint, write_atomically
+from .checkpoints import load_checkpoint
 from .export import save_speculators
 from .initial import draft_from_draft, draft_from_target
 from .loop import Report, train
@@ -167,6 +167,4 @@ def _cut_log(log: Path, step: int) -> None:
     """Forget the steps after the checkpoint, which are taken again."""
     if log.exists():
         lines = [line for line in log.read_text().splitlines() if line and json.loads(line)["step"] <= step]
-        part = log.with_name(log.name + ".part")
-        part.write_text("".join(f"{line}\n" for line in lines))
-        os.replace(part, log)
+        write_atomically(log, "".join(f"{line}\n" for line in lines).encode(), "the log")

@@ -26,6 +26,7 @@ import numpy as np
 from ..convert.gguf_file import GGUFFile
 from ..convert.target import open_target
 from ..errors import ArgumentError, FileError, FormatError, MismatchError
+from .atomic import write_atomically
 from .features import bytes_per_token, write_features
 from .prompts import read_prompts, self_prompts
 from .recipe import Recipe
@@ -132,7 +133,7 @@ def _claim(run: Run) -> None:
     try:
         run.out.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            _write_text(path, json.dumps(about, indent=1) + "\n")
+            write_atomically(path, (json.dumps(about, indent=1) + "\n").encode(), "what the run is of")
             return
         seen = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -150,16 +151,6 @@ def _claim(run: Run) -> None:
 def _flat(about: dict[str, Any]) -> dict[str, Any]:
     recipe = about.get("recipe")
     return {**{k: v for k, v in about.items() if k != "recipe"}, **(recipe if isinstance(recipe, dict) else {})}
-
-
-def _write_text(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as e:
-        part.unlink(missing_ok=True)
-        raise FileError(f"{path}: cannot be written: {e.strerror}") from None
 
 
 def _prompts(run: Run, bar: Bar) -> list[Prompt]:
@@ -182,7 +173,7 @@ def _prompts(run: Run, bar: Bar) -> list[Prompt]:
                 progress.close()
         order = np.random.default_rng([run.recipe.seed, 0]).permutation(len(found))
         lines = (json.dumps(found[i]._asdict(), separators=(",", ":")) for i in order)
-        _write_text(path, "".join(f"{line}\n" for line in lines))
+        write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), "the prompts")
     return [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -233,7 +224,7 @@ def _make_features(run: Run, tell: Tell, bar: Bar) -> Path:
             progress.update(n_tokens)
     finally:
         progress.close()
-    _write_text(done, "")
+    write_atomically(done, b"", "that the features are complete")
     return folder
 
 
