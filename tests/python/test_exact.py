@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,15 @@ def test_a_quantised_target_writes_bit_equal_text_with_a_draft_when_the_kernels_
     assert runs == ["True", "True", "True"]
 
 
+def claims(done: Any) -> list[str]:
+    """What a program prints behind the reason why there are no kernels."""
+    assert done.stderr == "", done.stderr
+    reason, *seen = done.stdout.strip().split("|")
+    if reason:
+        pytest.skip(f"no kernels here: {reason}")
+    return list(seen)
+
+
 CACHES = """
 import sys, llama_cpp
 from dspark_cpp import Llama, kernels
@@ -50,11 +60,7 @@ def test_quantised_caches_keep_the_claim(
 ) -> None:
     """The transform of rows that llama.cpp puts before such a cache ended it, though it treats every row for itself."""
     done = run_python(CACHES, smollm_path, demo_draft_path, timeout=240)
-    assert done.stderr == "", done.stderr  # type: ignore[attr-defined]
-    reason, *seen = done.stdout.strip().split("|")  # type: ignore[attr-defined]
-    if reason:
-        pytest.skip(f"no kernels here: {reason}")
-    assert seen == ["True", "True"]
+    assert claims(done) == ["True", "True"]
 
 
 def test_without_the_kernels_a_session_does_not_claim_to_be_exact(
@@ -96,8 +102,4 @@ def test_rows_of_other_kernels_in_the_memory_end_the_claim_until_they_are_gone(
 ) -> None:
     """A saved state, a new draft or close() made an inexact sequence exact."""
     done = run_python(CLAIMS, smollm_path, demo_draft_path, timeout=240)
-    assert done.stderr == "", done.stderr  # type: ignore[attr-defined]
-    reason, *seen = done.stdout.strip().split("|")  # type: ignore[attr-defined]
-    if reason:
-        pytest.skip(f"no kernels here: {reason}")
-    assert seen == ["False"] * 4 + ["True"]
+    assert claims(done) == ["False"] * 4 + ["True"]

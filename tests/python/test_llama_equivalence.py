@@ -14,20 +14,11 @@ import numpy as np
 import pytest
 from dspark_cpp import ArgumentError, Llama, StateError
 from llama_cpp import _internals
+from llama_settings import PLAIN as SETTINGS
 from same import collect, differences
 from scripted import PROMPT, Recorder
 
-F32 = 0  # ggml_type
 TEXT = "The lighthouse at the end of the "
-SETTINGS: dict[str, Any] = {
-    "n_ctx": 512,
-    "n_threads": 1,
-    "n_threads_batch": 1,
-    "verbose": False,
-    # an f16 cache moves the logits of a block by up to 6e-4, enough to flip a draw now and then
-    "type_k": F32,
-    "type_v": F32,
-}
 
 Pair = tuple[Any, Any]
 

@@ -15,18 +15,10 @@ from typing import Any
 import llama_cpp
 import pytest
 from dspark_cpp import Llama
+from llama_settings import PLAIN as SETTINGS
 from scripted import PROMPT
 
 posix = pytest.mark.skipif(os.name != "posix", reason="sends signals")
-F32 = 0  # ggml_type
-SETTINGS: dict[str, Any] = {
-    "n_ctx": 512,
-    "n_threads": 1,
-    "n_threads_batch": 1,
-    "verbose": False,
-    "type_k": F32,
-    "type_v": F32,
-}
 
 
 @pytest.fixture(params=["drafted", "plain"])
