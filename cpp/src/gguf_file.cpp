@@ -176,31 +176,27 @@ std::vector<int32_t> gguf_file::get_i32_array(const std::string & key) const {
     return values;
 }
 
-std::vector<float> gguf_file::get_f32_array(const std::string & key, size_t n) const {
+// The values of an array that has to be of one type and length; of_what is what there is one for each of.
+const void * gguf_file::array_data(const std::string & key, gguf_type wanted, size_t n, const char * of_what) const {
     const int64_t   id   = find_array(key);
     const gguf_type type = gguf_get_arr_type(gguf_.get(), id);
     const size_t    seen = gguf_get_arr_n(gguf_.get(), id);
-    if (type != GGUF_TYPE_FLOAT32) {
-        refuse(format("the key %s is an array of %s, expected f32", key.c_str(), type_name(type)));
+    if (type != wanted) {
+        refuse(format("the key %s is an array of %s, expected %s", key.c_str(), type_name(type), type_name(wanted)));
     }
     if (seen != n) {
-        refuse(format("the key %s has %zu values, expected one for each of %zu drafted tokens", key.c_str(), seen, n));
+        refuse(format("the key %s has %zu values, expected one for each of %zu %s", key.c_str(), seen, n, of_what));
     }
-    const float * data = static_cast<const float *>(gguf_get_arr_data(gguf_.get(), id));
+    return gguf_get_arr_data(gguf_.get(), id);
+}
+
+std::vector<float> gguf_file::get_f32_array(const std::string & key, size_t n) const {
+    const float * data = static_cast<const float *>(array_data(key, GGUF_TYPE_FLOAT32, n, "drafted tokens"));
     return std::vector<float>(data, data + n);
 }
 
 std::vector<bool> gguf_file::get_bool_array(const std::string & key, size_t n) const {
-    const int64_t   id   = find_array(key);
-    const gguf_type type = gguf_get_arr_type(gguf_.get(), id);
-    const size_t    seen = gguf_get_arr_n(gguf_.get(), id);
-    if (type != GGUF_TYPE_BOOL) {
-        refuse(format("the key %s is an array of %s, expected bool", key.c_str(), type_name(type)));
-    }
-    if (seen != n) {
-        refuse(format("the key %s has %zu values, expected one for each of %zu layers", key.c_str(), seen, n));
-    }
-    const int8_t * data = static_cast<const int8_t *>(gguf_get_arr_data(gguf_.get(), id));
+    const int8_t * data = static_cast<const int8_t *>(array_data(key, GGUF_TYPE_BOOL, n, "layers"));
     return std::vector<bool>(data, data + n);
 }
 

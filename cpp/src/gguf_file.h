@@ -51,6 +51,7 @@ class gguf_file {
   private:
     int64_t      find_key(const std::string & key, gguf_type type, bool required) const;
     int64_t      find_array(const std::string & key) const;
+    const void * array_data(const std::string & key, gguf_type wanted, size_t n, const char * of_what) const;
     const void * get_value(const std::string & key, gguf_type type, bool required) const;
 
     struct file_closer {
