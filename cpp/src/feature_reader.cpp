@@ -23,11 +23,7 @@ void feature_reader::read(const int32_t * tokens, int32_t n, int32_t first_row, 
     if (k < 0 || k > target_.n_vocab()) {
         fail(DSPARK_ERROR_ARGUMENT, format("top_k is %d, expected 0 to %d", k, target_.n_vocab()));
     }
-    for (int32_t i = 0; i < n; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
-            fail(DSPARK_ERROR_ARGUMENT, format("token %d of the input is %d, expected 0 to %d", i, tokens[i], target_.n_vocab() - 1));
-        }
-    }
+    target_.require_tokens(tokens, n);
     target_.clear();
     for (int32_t pos = 0; pos < n;) {
         const int32_t count = std::min(n - pos, target_.n_batch());

@@ -202,19 +202,11 @@ void session::settle() {
     close_round();
 }
 
-void session::require_tokens(const int32_t * tokens, int32_t n) const {
-    for (int32_t i = 0; i < n; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
-            fail(DSPARK_ERROR_ARGUMENT, format("token %d of the input is %d, expected 0 to %d", i, tokens[i], target_.n_vocab() - 1));
-        }
-    }
-}
-
 int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     if (n_tokens_in < 1) {
         fail(DSPARK_ERROR_ARGUMENT, format("append got %d tokens, expected at least one", n_tokens_in));
     }
-    require_tokens(tokens, n_tokens_in);
+    target_.require_tokens(tokens, n_tokens_in);
     require_untouched();
     if (n_tokens() + n_tokens_in > n_ctx_) {
         fail(DSPARK_ERROR_CONTEXT_FULL, format("%d more tokens after %d do not fit into a context of %d", n_tokens_in, n_tokens(), n_ctx_));
@@ -450,7 +442,7 @@ void session::adopt(const int32_t * tokens, int32_t n) {
     if (n < 0 || n > n_ctx_) {
         fail(DSPARK_ERROR_ARGUMENT, format("cannot adopt %d tokens, expected 0 to %d", n, n_ctx_));
     }
-    require_tokens(tokens, n);
+    target_.require_tokens(tokens, n);
     const int32_t last = target_.last_position();
     if (last < n - 1) {
         fail(DSPARK_ERROR_STATE, format("the target's memory ends at position %d, expected %d tokens in it", last, n));
@@ -523,7 +515,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
     if (n > 0) { // an empty vector has no pointer
         std::memcpy(tokens.data(), ids, tokens.size() * sizeof(int32_t));
     }
-    require_tokens(tokens.data(), n);
+    target_.require_tokens(tokens.data(), n);
     const int32_t last = target_.last_position();
     if (last != n - 1) {
         fail(DSPARK_ERROR_STATE, format("the target's memory ends at position %d, expected the saved state's %d; restore it first", last, n - 1));

@@ -78,7 +78,6 @@ class session {
     round_view last_round() const;
 
   private:
-    void    require_tokens(const int32_t * tokens, int32_t n_tokens) const;
     void    require_untouched();
     void    forget_round();
     int32_t draft_limit(int32_t n_draft_max) const;

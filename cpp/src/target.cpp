@@ -49,6 +49,14 @@ static bool only_cpu() {
     return true;
 }
 
+void target::require_tokens(const int32_t * tokens, int32_t n) const {
+    for (int32_t i = 0; i < n; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab_) {
+            fail(DSPARK_ERROR_ARGUMENT, format("token %d of the input is %d, expected 0 to %d", i, tokens[i], n_vocab_ - 1));
+        }
+    }
+}
+
 void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t first_logits, std::vector<float> & features) {
     const size_t count = (size_t) n;
     pos_.resize(count);

@@ -13,6 +13,9 @@ class target {
     // layers empty: no features.
     target(llama_context * ctx, const std::vector<int32_t> & layers, int32_t source_kind, dspark_feature_tap * tap);
 
+    // Throws DSPARK_ERROR_ARGUMENT unless every id is one of the vocabulary: llama.cpp would end the process.
+    void require_tokens(const int32_t * tokens, int32_t n) const;
+
     // Decodes n tokens at pos, pos + 1, ...; logits for the rows from first_logits on.  features gets [n][m*H], or nothing
     // without layers.  On failure the memory holds what it held before (or is cleared: see remove_from()).
     void decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t first_logits, std::vector<float> & features);
