@@ -52,7 +52,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         draft_type_k, draft_type_v: Types of the draft's cache, "f16" by default.
         kernels: Whether this package's CPU kernels compute the model: "auto" (where they can), "on" or "off"
             (llama.cpp's own). They make small batches cheap and the text the same with and without a draft; on
-            quantised models it differs from llama.cpp's in about 3 of 100 tokens, by rounding. The setting is the
+            quantised models it differs from llama.cpp's in 3 to 6 of 100 tokens, by rounding. The setting is the
             whole process's; see ``dspark_cpp.kernels``.
         flash_attn: As the base's; by default on where the kernels are, which make it the faster choice.
         draft_verify: "match": seeds give the text of plain decoding; "rejection": more drafts stand when sampling, and
