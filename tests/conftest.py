@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,10 @@ with contextlib.suppress(ImportError):
 
 # equal to llama_cpp.Llama in every bit is what most tests ask for
 os.environ["DSPARK_KERNELS"] = "off"
+
+# a run in the background of a shell ignores SIGINT, and so would the programs that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
