@@ -31,6 +31,7 @@ _TRAINING = (
     ("--sequences", "sequences", "N", "sequences of a step"),
     ("--anchors", "anchors", "N", "blocks of each of them"),
     ("--lr", "learning_rate", "X", "highest learning rate"),
+    ("--decay", "decay", "X", "slot k weighs exp(-k / X) in the loss: lower for drafts of which little stands"),
     ("--held-out", "held_out", "X", "share of the prompts that is kept for evaluation"),
     ("--seed", "seed", "N", "seed of everything that is drawn"),
 )

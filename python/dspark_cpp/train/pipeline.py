@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import kernels
 from ..convert.gguf_file import GGUFFile
 from ..convert.target import open_target
 from ..errors import ArgumentError, FileError, FormatError, MismatchError
@@ -33,6 +34,7 @@ from .recipe import Recipe
 from .responses import Prompt, ResponseSettings, generate_responses, read_responses
 from .shape import check_target, default_taps, draft_shape
 from .shards import ShardReader, file_sha256
+from .workers import default_workers
 
 __all__ = ["Run", "require_torch", "run_training"]
 
@@ -261,17 +263,22 @@ def _checkpoint_bytes(run: Run) -> int:
 
 
 def _tokens_per_second(run: Run) -> float:
-    """Of a prompt, measured: the speed of everything else follows from it."""
+    """Of prompts, by as many processes as the stages use, measured in one of them."""
     import llama_cpp
 
-    llm = llama_cpp.Llama(str(run.target), n_ctx=256, n_threads_batch=run.n_threads, n_batch=128, verbose=False)
+    kernels.install("auto", run.target)
+    workers = default_workers(run.target)
+    threads = max(1, run.n_threads // workers)
+    llm = llama_cpp.Llama(
+        str(run.target), n_ctx=256, n_threads_batch=threads, n_batch=256, flash_attn=True, verbose=False
+    )
     try:
-        tokens = [i % max(1, min(llm.n_vocab(), 1000)) for i in range(128)]
+        tokens = [i % max(1, min(llm.n_vocab(), 1000)) for i in range(256)]
         llm.eval(tokens)  # pages of the file are read
         llm.reset()
         began = time.monotonic()
         llm.eval(tokens)
-        return len(tokens) / max(time.monotonic() - began, 1e-6)
+        return workers * len(tokens) / max(time.monotonic() - began, 1e-6)
     finally:
         llm.close()
 

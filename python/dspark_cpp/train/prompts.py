@@ -94,7 +94,8 @@ def self_prompts(
 def _tokenizer(target: str | os.PathLike[str]) -> Any:
     if not Path(target).exists():
         raise FileError(f"{os.fspath(target)}: there is no such target")
-    return llama_cpp.Llama(os.fspath(target), vocab_only=True, n_ctx=8, verbose=False)
+    # not vocab_only: llama.cpp then warns of a context longer than the none that it knows of
+    return llama_cpp.Llama(os.fspath(target), n_ctx=256, n_batch=8, verbose=False)
 
 
 def _header(llm: Any, topic: str | None) -> Prompt:
