@@ -316,6 +316,21 @@ typedef enum dspark_feature_source {
 } dspark_feature_source;
 
 /* ---------------------------------------------------------------------------------------------------------------
+ * Interrupts: SIGINT and SIGTERM need not wait for the end of a batch.  Between begin and end of one thread, which must be
+ * the only one to call these, such a signal is handed on to the host's handler and makes a context with this callback give
+ * up the batch that the thread decodes: the call returns DSPARK_ERROR_BACKEND, with the session as that leaves it, and may
+ * be repeated.  A signal that the host ignores or leaves to the system is left alone.  Devices that llama.cpp
+ * asks for no abort callback (most GPUs) finish the batch; so does everything on Windows.
+ * ------------------------------------------------------------------------------------------------------------- */
+
+/* To be given to llama_set_abort_callback or llama_context_params; its data is not used. */
+DSPARK_API bool dspark_interrupt_callback(void * unused);
+
+DSPARK_API void dspark_interrupts_begin(void);
+/* True if a batch was given up since begin.  Without a begin it does nothing. */
+DSPARK_API bool dspark_interrupts_end(void);
+
+/* ---------------------------------------------------------------------------------------------------------------
  * Feature reader: the features and likely next tokens of whole sequences, of which a draft is trained.  One call at a
  * time: another one that arrives meanwhile, from a second thread, is refused with DSPARK_ERROR_STATE.
  * ------------------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #include "draft_context.h"
 #include "draft_model.h"
 #include "feature_reader.h"
+#include "interrupts.h"
 #include "kernels/hook.h"
 #include "session.h"
 
@@ -620,6 +621,20 @@ bool dspark_feature_tap_callback(struct ggml_tensor * tensor, bool ask, void * t
     }
     guard([&] { go_on = static_cast<dspark_feature_tap *>(tap)->on_node(tensor, ask); });
     return go_on;
+}
+
+// --- interrupts -------------------------------------------------------------------------------------------------------
+
+bool dspark_interrupt_callback(void *) {
+    return interrupts::asked();
+}
+
+void dspark_interrupts_begin(void) {
+    interrupts::begin();
+}
+
+bool dspark_interrupts_end(void) {
+    return interrupts::end();
 }
 
 // --- session ----------------------------------------------------------------------------------------------------------

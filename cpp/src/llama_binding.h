@@ -52,7 +52,7 @@
     X(gguf_get_arr_str) X(gguf_get_val_str) X(gguf_get_val_data)                                                       \
     X(gguf_get_n_tensors) X(gguf_find_tensor) X(gguf_get_tensor_name) X(gguf_get_tensor_offset)                        \
     /* llama */                                                                                                        \
-    X(llama_version)                                                                                                   \
+    X(llama_version) X(llama_log_get) X(llama_log_set)                                                                 \
     X(llama_get_model) X(llama_model_get_vocab) X(llama_model_n_embd) X(llama_model_n_layer) X(llama_model_n_swa)      \
     X(llama_model_is_recurrent) X(llama_model_is_hybrid) X(llama_model_has_encoder) X(llama_model_meta_val_str)        \
     X(llama_model_size)                                                                                                \

@@ -99,6 +99,9 @@ int32_t session::n_draft_past() const {
 // A host may decode on the same context behind our back; its cells must not be taken for ours.
 void session::require_untouched() {
     drop_stale_tail();
+    if (is_lost_ && target_.last_position() < 0) {
+        decode_again();
+    }
     const int32_t expected = n_tokens() - 1 + (round_open_ ? round_.n_drafted() - round_.n_accepted() : 0);
     const int32_t seen     = target_.last_position();
     if (seen != expected) {
@@ -108,21 +111,39 @@ void session::require_untouched() {
     }
 }
 
-// The target's memory cannot drop a tail in place: it is empty now, and the kept tokens go through it once more.  Their features
-// are known already.
-void session::decode_again() {
-    std::vector<float> unused;
-    for (int32_t pos = 0; pos < n_tokens();) {
-        const int32_t n = std::min(n_tokens() - pos, target_.n_batch());
-        target_.decode(tokens_.data() + pos, n, pos, n - 1, unused);
-        pos += n;
+// A batch behind the sequence.
+void session::decode(const int32_t * tokens, int32_t n, int32_t first_logits, std::vector<float> & features) {
+    try {
+        target_.decode(tokens, n, n_tokens(), first_logits, features);
+    } catch (...) {
+        is_lost_ = target_.last_position() < n_tokens() - 1;
+        throw;
     }
+}
+
+// The target's memory could not drop a tail in place: it is empty now, and the kept tokens go through it once more.  Their features
+// are known already.  What fails here is done by the next call.
+void session::decode_again() {
+    is_lost_ = true;
+    std::vector<float> unused;
+    try {
+        for (int32_t pos = 0; pos < n_tokens();) {
+            const int32_t n = std::min(n_tokens() - pos, target_.n_batch());
+            target_.decode(tokens_.data() + pos, n, pos, n - 1, unused);
+            pos += n;
+        }
+    } catch (...) {
+        target_.clear();
+        throw;
+    }
+    is_lost_ = false;
 }
 
 void session::remove_target_tail() {
     if (!target_.remove_from(n_tokens())) {
         decode_again();
     }
+    is_lost_ = is_lost_ && target_.last_position() < n_tokens() - 1;
 }
 
 void session::owe_drafter(const std::vector<float> & features, int32_t n_rows) {
@@ -221,7 +242,7 @@ int32_t session::append(const int32_t * tokens, int32_t n_tokens_in) {
     logits_row_ = -1;
     {
         stopwatch watch(stats_.t_prompt_us);
-        target_.decode(tokens, n, n_tokens(), params_.logits_all ? 0 : n - 1, features);
+        decode(tokens, n, params_.logits_all ? 0 : n - 1, features);
     }
     try {
         stopwatch watch(stats_.t_inject_us);
@@ -317,7 +338,7 @@ void session::start_round(llama_sampler * sampler, int32_t n_draft_max) {
     batch.insert(batch.end(), drafted.ids.begin(), drafted.ids.end());
     {
         stopwatch watch(stats_.t_verify_us);
-        target_.decode(batch.data(), (int32_t) batch.size(), pos, 0, round_features_);
+        decode(batch.data(), (int32_t) batch.size(), 0, round_features_);
         round_costs_.n_rows   = (int32_t) batch.size();
         round_costs_.target_s = watch.seconds();
     }
@@ -534,6 +555,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
     target_.forget_batch();
     target_.set_exact(is_exact);
     forget_round();
+    is_lost_ = false;
     owed_features_.clear();
     n_owed_ = 0;
     tokens_.assign(tokens.begin(), tokens.end());

@@ -1,7 +1,8 @@
 // One sequence of a target, decoded with a drafter: the only place where target, drafter and verification meet.
 //
 // Between calls, with n = tokens_.size():
-//   - the target's memory holds positions [0, n) and, while a round is open, its not yet accepted drafts behind them;
+//   - the target's memory holds positions [0, n) and, while a round is open, its not yet accepted drafts behind them (or nothing, if
+//     it could not take back a batch that failed);
 //   - pending_ is the token returned last, standing at position n, not yet decoded (-1: none);
 //   - the drafter holds the features of [0, n), less those that it is owed: of an open round, given when the round closes, and
 //     of rows that it failed to take, offered again before its next proposal.
@@ -87,6 +88,7 @@ class session {
     const char * why_match(llama_sampler * sampler) const;
     int32_t sample(llama_sampler * sampler);
     int32_t sample_by_rejection(llama_sampler * sampler, const float * logits);
+    void    decode(const int32_t * tokens, int32_t n, int32_t first_logits, std::vector<float> & features);
     void    remove_target_tail();
     void    drop_stale_tail();
     void    decode_again();
@@ -108,6 +110,7 @@ class session {
     int32_t              pending_    = -1;
     int32_t              logits_row_ = -1; // of the target's last batch, to sample the next token from; -1: none
     bool                 tail_stale_ = false; // the target still holds rows of an append that failed
+    bool                 is_lost_    = false; // the target's memory is empty after a batch that failed; the next call decodes again
 
     bool               round_open_ = false;
     bool               has_round_  = false; // round_* describe the last one, open or closed

@@ -85,7 +85,7 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
     const int32_t status   = llama_decode(ctx_, batch);
     is_exact_              = is_exact_ && kernels::is_active() && kernels::declined() == declined && only_cpu();
     if (status != 0) {
-        llama_memory_seq_rm(llama_get_memory(ctx_), 0, pos, -1);
+        take_back(pos, status != 1 && status != -1);
         fail(status == 1 ? DSPARK_ERROR_CONTEXT_FULL : DSPARK_ERROR_BACKEND,
              format("llama_decode returned %d for %d tokens at position %d%s", status, n, pos,
                     status == 1 ? ": the target's memory has no place for them" : status == 2 ? ": aborted by the caller" : ""));
@@ -95,9 +95,18 @@ void target::decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t firs
         try {
             source_->collect(features.data(), n);
         } catch (...) {
-            llama_memory_seq_rm(llama_get_memory(ctx_), 0, pos, -1);
+            take_back(pos, true);
             throw;
         }
+    }
+}
+
+// A recurrent state that was computed in part is none.
+void target::take_back(int32_t pos, bool was_computed) {
+    if (was_computed && n_rollback() != INT32_MAX) {
+        clear();
+    } else {
+        remove_from(pos);
     }
 }
 

@@ -17,7 +17,7 @@ class target {
     void require_tokens(const int32_t * tokens, int32_t n) const;
 
     // Decodes n tokens at pos, pos + 1, ...; logits for the rows from first_logits on.  features gets [n][m*H], or nothing
-    // without layers.  On failure the memory holds what it held before (or is cleared: see remove_from()).
+    // without layers.  On failure the memory holds what it held before, or is empty if it cannot give that back.
     void decode(const int32_t * tokens, int32_t n, int32_t pos, int32_t first_logits, std::vector<float> & features);
 
     // Logits of a row of the last batch, [n_vocab]; null if it has none.
@@ -55,6 +55,8 @@ class target {
     int32_t             n_vocab() const { return n_vocab_; }
 
   private:
+    void take_back(int32_t pos, bool was_computed);
+
     llama_context *                 ctx_;
     int32_t                         n_vocab_    = 0;
     size_t                          n_features_ = 0; // m*H

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from . import errors
 from ._native import check, context_pointer, ffi, lib, require_llama, text
 from ._native import tokens as as_tokens
+from .interrupts import interruptible
 from .params import integer
 from .session import SOURCES
 from .target import feature_tap
@@ -85,7 +86,8 @@ class FeatureReader:
         top_ids = np.empty((len(ids) - first, k), np.int32)
         top_probs = np.empty((len(ids) - first, k), np.float32)
         check(
-            lib.dspark_feature_reader_read(
+            interruptible(
+                lib.dspark_feature_reader_read,
                 self._handle(),
                 ffi.cast("int32_t *", ids.ctypes.data),
                 len(ids),

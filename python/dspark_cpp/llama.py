@@ -23,6 +23,7 @@ from .drafters import Drafter
 from .engines import DraftEngine, PlainEngine
 from .generation import generate, restore_logits
 from .incremental_tokenizer import IncrementalTokenizer
+from .interrupts import can_give_up, interruptible, watch
 from .kernels import install as install_kernels
 from .lookup import LookupDrafter
 from .session import Session
@@ -79,8 +80,9 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
     #: an evaluation callback for the context that __init__ is about to make
     _tap: FeatureTap | None = None
 
-    #: of an object that attach() made one of ours
+    # of an object that attach() made one of ours
     _kernels: Literal["auto", "on", "off"] = "off"
+    _can_give_up = False
 
     # of the base
     input_ids: Any
@@ -143,6 +145,8 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             self._tap.give_to(self)
             self._tap = None
         self._n_snapshots = 0
+        watch(self)
+        self._can_give_up = can_give_up(self)
         self._begin(settings)
 
     def _begin(self, settings: DraftSettings) -> None:
@@ -319,7 +323,21 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
             self._engine.append(as_tokens(tokens))
 
     def _eval_plainly(self, tokens: list[int]) -> None:
-        super().eval(tokens)
+        first = self.n_tokens
+
+        def failure() -> RuntimeError | None:
+            try:
+                BaseLlama.eval(self, tokens[self.n_tokens - first :])
+            except RuntimeError as error:
+                return error
+            return None
+
+        error = interruptible(failure) if self._can_give_up else failure()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it refers to this frame, which would keep the weights
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """Samples from the logits at ``idx``, the last position by default; see llama_cpp.Llama.sample()."""

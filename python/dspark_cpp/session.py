@@ -15,6 +15,7 @@ from ._native import check, context_pointer, ffi, lib, require_llama, text
 from ._native import tokens as as_tokens
 from .draft import Draft
 from .drafters import Bridge, Drafter
+from .interrupts import interruptible
 from .params import fill_context_params, integer, number
 from .sampling import sampler_pointer
 from .stats import Depth, Round, Stats
@@ -187,7 +188,10 @@ class Session:
     # --- decoding -----------------------------------------------------------------------------------------------------
 
     def append(self, prompt: Sequence[int]) -> None:
-        """Decodes tokens behind the sequence, in batches of the target's n_batch; a signal is handled between batches.
+        """Decodes tokens behind the sequence, in batches of the target's n_batch.
+
+        A signal is handled between batches. Of a target of open_target(), a SIGINT or SIGTERM that the main thread
+        handles ends the batch in progress, here and in next(): the sequence is as before it.
 
         A token that next() returned last and that was not decoded yet is dropped; pass it here to keep it.
 
@@ -202,7 +206,7 @@ class Session:
         while done < len(ids):
             rest = ids[done:]
             pointer = ffi.cast("int32_t *", rest.ctypes.data)
-            self._check(lib.dspark_session_append(self._handle(), pointer, len(rest), out))
+            self._check(interruptible(lib.dspark_session_append, self._handle(), pointer, len(rest), out))
             done += out[0]
         if self._n_trained:
             self.warn_beyond_training(self.n_tokens)
@@ -228,7 +232,7 @@ class Session:
         """
         out = ffi.new("int32_t *")
         limit = -1 if n_draft_max is None else self._limit(n_draft_max)
-        self._check(lib.dspark_session_next(self._handle(), sampler_pointer(sampler), limit, out))
+        self._check(interruptible(lib.dspark_session_next, self._handle(), sampler_pointer(sampler), limit, out))
         return int(out[0])
 
     def generate(

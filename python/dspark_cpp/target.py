@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as api
 from . import errors
 from ._native import BaseLlama, check, ffi, lib
 from .draft import is_draft
+from .interrupts import watch
 
 __all__ = ["open_target"]
 
@@ -73,11 +74,12 @@ class FeatureTap:
 
 
 def open_target(model_path: str | os.PathLike[str], **settings: Any) -> BaseLlama:
-    """A llama_cpp.Llama whose context carries a feature tap.
+    """A llama_cpp.Llama whose context carries a feature tap, and gives up a batch for a signal.
 
-    The same as ``llama_cpp.Llama(model_path, **settings)`` but for one thing: llama.cpp's evaluation callback, which
-    can only be given when a context is made, is set to ours. Sessions read features through it where the architecture
-    has no layer-input taps.
+    The same as ``llama_cpp.Llama(model_path, **settings)`` but for two things. llama.cpp's evaluation callback, which
+    can only be given when a context is made, is set to ours: sessions read features through it where the architecture
+    has no layer-input taps. And so is its abort callback, through which SIGINT and SIGTERM end the batch in progress;
+    ``llama_cpp.llama_set_abort_callback`` replaces it.
 
     Raises: ValueError: The model cannot be loaded. FormatError: It is a draft.
     """
@@ -106,6 +108,7 @@ def open_target(model_path: str | os.PathLike[str], **settings: Any) -> BaseLlam
             api.llama_context_default_params = original
             llama_cpp.llama_context_default_params = original
     tap.give_to(llm)
+    watch(llm)
     try:
         refuse_draft(model_path, llm._model)
     except errors.FormatError:

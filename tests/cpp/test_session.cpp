@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -1176,6 +1177,97 @@ static void test_failing_decode_in_parts(llama_model * model) {
     toy::llama().llama_free(ctx);
 }
 
+// A signal comes at a node of a graph, in the midst of a batch.  The batch is given up, quietly, the host's handler has run, and the
+// call may be repeated.
+static int n_handled = 0, n_lines = 0;
+
+static void on_signal(int) {
+    ++n_handled;
+}
+
+static bool signal_or_go_on(void *) {
+    if (n_asked++ == abort_at) {
+        raise(SIGINT);
+    }
+    return dspark_interrupt_callback(nullptr);
+}
+
+static void test_interrupts(llama_model * model) {
+    const ids       text = greedy(model, prompt, 40);
+    llama_context * ctx  = open_context(model, {128, 32, 2, 1, nullptr});
+    script          d;
+    d.sequence         = joined(prompt, text);
+    d.layers           = {0, 1};
+    dspark_session * s = open_session(ctx, d);
+    toy::llama().llama_set_abort_callback(ctx, signal_or_go_on, nullptr);
+    toy::llama().llama_log_set([](ggml_log_level, const char *, void *) { ++n_lines; }, nullptr);
+    void (*before)(int) = signal(SIGINT, on_signal);
+    ASSERT(before != on_signal);
+    ASSERT(!dspark_interrupts_end()); // without a begin
+
+    // not asked for: the batch goes on
+    n_asked = n_handled = 0;
+    abort_at            = 3;
+    append(s, prompt);
+    const int n_prompt = n_asked;
+    ASSERT(n_prompt >= 4 && n_handled == 1);
+
+    for (int at = 0; at < n_prompt; at += 1 + n_prompt / 20) {
+        ASSERT_OK(dspark_session_rewind(s, 0));
+        n_asked = n_handled = n_lines = 0;
+        abort_at                      = at;
+        int32_t n                     = 5;
+        dspark_interrupts_begin();
+        ASSERT_STATUS(DSPARK_ERROR_BACKEND, dspark_session_append(s, prompt.data(), (int32_t) prompt.size(), &n));
+        ASSERT(dspark_interrupts_end());
+        ASSERT(n_asked == at + 1 && n_handled == 1 && n_lines == 0);
+        ASSERT(n == 0 && n_tokens(s) == 0 && last_position(ctx) == -1 && d.n_past == 0);
+        abort_at = -1;
+        append(s, prompt);
+        ASSERT(generate(s, 4) == ids(text.begin(), text.begin() + 4));
+        ASSERT_OK(dspark_session_settle(s));
+
+        n_asked = n_handled = 0;
+        abort_at            = at;
+        const int32_t held  = n_tokens(s);
+        int32_t       token = 5;
+        dspark_interrupts_begin();
+        const dspark_status status = dspark_session_next(s, nullptr, -1, &token);
+        ASSERT(dspark_interrupts_end() == (status != DSPARK_OK));
+        if (n_asked > at) {
+            ASSERT_STATUS(DSPARK_ERROR_BACKEND, status);
+            ASSERT(n_handled == 1 && n_tokens(s) == held && last_position(ctx) == held - 1);
+        }
+        abort_at = -1;
+        ASSERT(status == DSPARK_OK || next(s) == text[4]);
+    }
+
+    // a handler that puts another in its place, "the second Ctrl-C ends it", keeps that
+    ASSERT_OK(dspark_session_rewind(s, 0));
+    signal(SIGINT, [](int) { signal(SIGINT, SIG_IGN); });
+    n_asked   = 0;
+    abort_at  = 0;
+    int32_t n = 5;
+    dspark_interrupts_begin();
+    ASSERT_STATUS(DSPARK_ERROR_BACKEND, dspark_session_append(s, prompt.data(), (int32_t) prompt.size(), &n));
+    ASSERT(dspark_interrupts_end());
+    ASSERT(signal(SIGINT, SIG_IGN) == SIG_IGN);
+
+    // one that the host ignores ends nothing
+    n_asked = 0;
+    dspark_interrupts_begin();
+    append(s, prompt);
+    ASSERT(!dspark_interrupts_end());
+
+    // the log was given back
+    n_lines = 0;
+    ASSERT(!decode_raw(ctx, 1 << 20, 0) && n_lines > 0);
+
+    signal(SIGINT, before);
+    dspark_session_free(s);
+    toy::llama().llama_free(ctx);
+}
+
 // With the same seed a sampler chooses the same tokens whatever is drafted.
 static void test_samplers(llama_model * model) {
     const auto & llama = toy::llama();
@@ -1389,6 +1481,7 @@ int main() {
     test_touched_from_outside(model);
     test_failing_decode(model);
     test_failing_decode_in_parts(model);
+    test_interrupts(model);
     test_samplers(model);
     test_rejection(model);
     test_confidence(model);

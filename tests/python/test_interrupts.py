@@ -18,15 +18,15 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 
 PROGRAM = """
 import faulthandler, itertools, json, sys, time
+import llama_cpp
 from dspark_cpp import Llama
 
 faulthandler.dump_traceback_later(100, exit=True)
-what, target, draft = sys.argv[1:]
+what, target, draft, n_batch = sys.argv[1:]
 long = [256, *(97 + i % 26 for i in range(30000))]
 short = [256, *b"The lighthouse at the end of the "]
-llm = Llama(
-    target, draft=draft or None, draft_n_max=7, n_ctx=32768, n_batch=64, n_threads=1, n_threads_batch=1, verbose=False
-)
+settings = {"n_ctx": 32768, "n_batch": int(n_batch), "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+llm = Llama(target, draft=draft or None, draft_n_max=7, **settings)
 
 def take(n):
     return list(itertools.islice(llm.generate(short, temp=0.0), n))
@@ -46,7 +46,8 @@ except KeyboardInterrupt:
     at = time.monotonic()
 n, record = llm.n_tokens, llm._input_ids.tolist()
 if what == "prefill":
-    assert 0 < n < len(long) and n % 64 == 0 and record == long[:n]
+    assert n < len(long) and n % int(n_batch) == 0 and record == long[:n]
+    assert llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0) < len(long) - 1
 else:
     assert record[: len(short)] == (short[:n] if n < len(short) else short)
 assert take(60) == want, "the object goes on"
@@ -54,9 +55,9 @@ print(json.dumps({"at": at, "n": n}))
 """
 
 
-def interrupt(what: str, target: Path, draft: Path | None) -> dict[str, Any]:
+def interrupt(what: str, target: Path, draft: Path | None, n_batch: int = 64) -> dict[str, Any]:
     """Interrupts the program while it does something; gives its report, with the seconds that it took to stop."""
-    command = [sys.executable, "-c", PROGRAM, what, str(target), str(draft or "")]
+    command = [sys.executable, "-c", PROGRAM, what, str(target), str(draft or ""), str(n_batch)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "GOMP_SPINCOUNT": "1000"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -78,4 +79,129 @@ def test_e5_ctrl_c_ends_a_call_between_batches_and_leaves_the_object_usable(
 ) -> None:
     draft = converted("deepspec-qwen3-vanilla") if drafted else None
     report = interrupt(what, tiny_path("target-qwen3"), draft)
+    assert report["n"] > 0
     assert report["seconds"] < 20, "a hang; how quick it is shows on a quiet machine"
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
+def test_e5_ctrl_c_ends_a_call_in_the_midst_of_a_batch(
+    drafted: bool, tiny_path: Callable[[str], Path], converted: Callable[..., Path]
+) -> None:
+    """The prompt is one batch, for whose end the signal had to wait."""
+    draft = converted("deepspec-qwen3-vanilla") if drafted else None
+    assert interrupt("prefill", tiny_path("target-qwen3"), draft, n_batch=32768)["n"] == 0
+
+
+AT_ANY_MOMENT = """
+import faulthandler, itertools, os, random, signal, sys, threading, time
+import numpy as np
+from dspark_cpp import FeatureReader, Llama, Session, open_target
+
+faulthandler.dump_traceback_later(100, exit=True)
+what, handling, target, draft = sys.argv[1:]
+# one that comes inside of a __del__ is Python's to forget, and the base's __del__ of a sampler that was interrupted in
+# its __init__ stumbles over what is not there yet
+forgotten = []
+def hook(u):
+    if u.exc_type is KeyboardInterrupt:
+        forgotten.append(u)
+    elif "LlamaSampler.__del__" not in repr(u.object):
+        sys.__unraisablehook__(u)
+sys.unraisablehook = hook
+prompt = [256, *(97 + i % 26 for i in range(200))]
+settings = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+if what == "Llama":
+    llm = Llama(target, draft=draft or None, draft_n_max=7, **settings)
+    def tokens():
+        llm.reset()
+        yield from itertools.islice(llm.generate(prompt, temp=0.0), 40)
+    def check():
+        assert llm._input_ids.tolist() == (prompt + want)[:llm.n_tokens]
+elif what == "Session":
+    llm = open_target(target, **settings)
+    session = Session(llm, draft, n_threads=1)
+    def tokens():
+        session.reset()
+        return session.generate(prompt, max_tokens=40, stop_at_eog=False)
+    def check():
+        assert session.tokens == (prompt + want)[:session.n_tokens]
+else:
+    llm = open_target(target, **settings)
+    reader = FeatureReader(llm, [1, 2])
+    def tokens():
+        found = reader.read(prompt, top_k=2)
+        return [*found.top_ids.ravel().tolist(), found.features.tobytes()]
+    def check():
+        pass
+
+handled = []
+def handler(signum, frame):
+    handled.append(signum)
+    if handling == "raises":
+        raise KeyboardInterrupt
+start = time.perf_counter()
+want = list(tokens())
+whole = time.perf_counter() - start
+signal.signal(signal.SIGINT, handler)
+armed = threading.Semaphore(0)
+def send():
+    rng = random.Random(0)
+    while True:
+        armed.acquire()
+        time.sleep(rng.uniform(0, whole))
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=send, daemon=True).start()
+got = []
+for n in range(1, 81):
+    armed.release()
+    try:
+        while len(handled) < n:
+            got = []
+            for token in tokens():
+                got.append(token)
+            assert got == want
+        assert handling != "raises" or forgotten
+    except KeyboardInterrupt:
+        assert got == want[:len(got)]
+        check()
+    assert len(handled) == n
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+assert list(tokens()) == want
+print("done")
+"""
+
+
+@pytest.mark.parametrize("handling", ["raises", "notes"])
+@pytest.mark.parametrize("what", ["Llama drafted", "Llama plain", "Session", "FeatureReader"])
+def test_e5_sigint_at_any_moment_is_handled_once_and_the_result_is_the_same(
+    what: str, handling: str, run_python: Any, tiny_path: Callable[[str], Path], converted: Callable[..., Path]
+) -> None:
+    draft = "" if what == "Llama plain" else converted("deepspec-qwen3-vanilla")
+    done = run_python(AT_ANY_MOMENT, what.split()[0], handling, tiny_path("target-qwen3"), draft, timeout=120)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "done", "")
+
+
+REPLACED = """
+import ctypes, sys
+import llama_cpp
+from dspark_cpp import Llama
+
+llm = Llama(sys.argv[1], n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+asked = []
+@llama_cpp.ggml_abort_callback
+def stop(_):
+    asked.append(1)
+    return len(asked) == 5
+llama_cpp.llama_set_abort_callback(llm.ctx, stop, None)
+try:
+    llm("The", max_tokens=5)
+    print("not stopped")
+except RuntimeError as error:
+    print(error, len(asked))
+llm("The", max_tokens=5)
+"""
+
+
+def test_an_abort_callback_of_the_host_replaces_ours(run_python: Any, tiny_path: Callable[[str], Path]) -> None:
+    done = run_python(REPLACED, tiny_path("target-qwen3"))
+    assert (done.returncode, done.stdout.strip()) == (0, "llama_decode returned 2 5"), done.stderr

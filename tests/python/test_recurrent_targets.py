@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from dspark_cpp import Session
+from dspark_cpp import BackendError, Llama, Session
 from gguf import GGUFValueType, GGUFWriter
 from gguf_edit import copy_tokenizer
 from scripted import PROMPT, constant
@@ -140,4 +141,45 @@ def test_a_context_whose_batches_are_too_small_for_its_snapshots_is_refused(hybr
         llama_cpp.llama_context_default_params = llama_cpp.llama_cpp.llama_context_default_params = original
     with pytest.raises(ValueError, match="n_rs_seq 7 and n_ubatch 8, but llama.cpp needs an n_ubatch of 9"):
         Session(llm, constant(7))
+    llm.close()
+
+
+def aborting_at(node: int) -> Any:
+    """llama.cpp's abort callback: gives up the batch at one node of its graphs."""
+    left = [node]
+
+    @llama_cpp.ggml_abort_callback
+    def stop(_: Any) -> bool:
+        left[0] -= 1
+        return left[0] < 0 and left[0] == -1
+
+    return stop
+
+
+@pytest.mark.parametrize("snapshots", [0, 6])
+def test_a_batch_that_is_given_up_leaves_no_half_state_of_a_recurrent_target(
+    snapshots: int, hybrid_path: Path, text: list[int]
+) -> None:
+    """The layers before the node had taken the tokens in: decoding went on from a state that belonged to none."""
+    draft: Any = constant(7) if snapshots else None
+    settings: Any = {"n_ctx": 512, "n_batch": 16, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    llm = Llama(str(hybrid_path), draft=draft, draft_n_max=snapshots or None, kernels="off", **settings)
+    session = llm._engine.session if snapshots else Session(llm)
+    for node in (0, 7, 20, 33, 60):
+        session.reset()
+        session.append(PROMPT[:20])
+        stop = aborting_at(node)
+        llama_cpp.llama_set_abort_callback(llm.ctx, stop, None)
+        with pytest.raises(BackendError, match="aborted by the caller"):
+            session.append(PROMPT[20:])
+        assert session.tokens == PROMPT[:20]
+        session.append(PROMPT[20:])
+        got = [session.next() for _ in range(10)]
+        stop = aborting_at(node)
+        llama_cpp.llama_set_abort_callback(llm.ctx, stop, None)
+        while len(got) < 40:
+            with contextlib.suppress(BackendError):
+                got.append(session.next())
+        assert got == text[:40]
+    session.close()
     llm.close()
