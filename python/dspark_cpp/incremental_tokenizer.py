@@ -39,6 +39,16 @@ class IncrementalTokenizer(LlamaTokenizer):  # type: ignore[misc, unused-ignore]
         self._pieces: dict[bool, dict[int, bytes]] = {False: {}, True: {}}
         self._growing: dict[bool, list[tuple[list[int], bytes]]] = {False: [], True: []}
 
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """See LlamaTokenizer.tokenize(). Raises: StateError: The Llama is closed; the base ends the process."""
+        self._require_open()
+        ids: list[int] = super().tokenize(text, add_bos, special)
+        return ids
+
+    def _require_open(self) -> None:
+        if self._model.model is None:
+            raise errors.StateError("the Llama is closed")
+
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
@@ -82,8 +92,7 @@ class IncrementalTokenizer(LlamaTokenizer):  # type: ignore[misc, unused-ignore]
     def _piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self._n_vocab:
             raise errors.ArgumentError(f"token is {token}, expected 0 to {self._n_vocab - 1}")
-        if self._model.model is None:
-            raise errors.StateError("the Llama is closed")
+        self._require_open()
         buffer = ctypes.create_string_buffer(_PIECE_SIZE)
         n = llama_cpp.llama_token_to_piece(self._model.vocab, token, buffer, _PIECE_SIZE, 0, special)
         return buffer.raw[: max(n, 0)]

@@ -226,6 +226,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
 
     @draft_n_max.setter
     def draft_n_max(self, n_max: int | None) -> None:
+        _ = self.ctx
         self.speculation.n_max = draft_limit(n_max)
 
     @contextmanager
@@ -235,7 +236,7 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         try:
             yield
         finally:
-            self.draft_n_max = before
+            self.speculation.n_max = before  # also if it was closed meanwhile
 
     @property
     def _model(self) -> Any:
@@ -355,6 +356,21 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
         """Forgets the sequence."""
         with self._call():
             super().reset()
+
+    def set_seed(self, seed: int) -> None:
+        """See llama_cpp.Llama.set_seed()."""
+        _ = self.ctx
+        super().set_seed(seed)
+
+    def set_cache(self, cache: Any) -> None:
+        """See llama_cpp.Llama.set_cache()."""
+        _ = self.ctx
+        super().set_cache(cache)
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The model's own tokenizer, whatever ``tokenizer_`` is."""
+        _ = self.ctx
+        return IncrementalTokenizer(self)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """See llama_cpp.Llama.embed()."""

@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Llama], object]] = {
     "save_state": lambda llm: llm.save_state(),
     "tokenize": lambda llm: llm.tokenize(b"x"),
     "detokenize": lambda llm: llm.detokenize([65]),
-    "tokenizer": lambda llm: llm.tokenizer().encode("x"),
+    "tokenizer": lambda llm: llm.tokenizer(),
     "n_ctx": lambda llm: llm.n_ctx(),
     "n_embd": lambda llm: llm.n_embd(),
     "n_vocab": lambda llm: llm.n_vocab(),
@@ -68,6 +68,10 @@ CALLS: dict[str, Callable[[Llama], object]] = {
     "ctx": lambda llm: llm.ctx,
     "model": lambda llm: llm.model,
     "draft_model": lambda llm: setattr(llm, "draft_model", None),
+    "draft_n_max": lambda llm: setattr(llm, "draft_n_max", 1),
+    "drafting": lambda llm: llm.drafting(n_max=1).__enter__(),
+    "set_seed": lambda llm: llm.set_seed(1),
+    "set_cache": lambda llm: llm.set_cache(None),
 }
 
 
@@ -88,6 +92,30 @@ def test_e2_a_closed_llama_refuses_every_call(draft: bool, make: Callable[..., L
     assert "off" in repr(llm.speculation)
     llm.close()
     del llm
+
+
+def test_e2_a_tokenizer_outlives_its_llama_and_says_so(make: Callable[..., Llama]) -> None:
+    """The base's ended the process: the vocabulary was gone."""
+    llm = make(False)
+    tokenizers = [llm.tokenizer(), llm.tokenizer_]
+    ids = llm.tokenize(b"The light")
+    assert [t.tokenize(b"The light") for t in tokenizers] == [ids, ids]
+    llm.close()
+    for tokenizer in tokenizers:
+        for call in (
+            lambda t: t.tokenize(b"x"),
+            lambda t: t.encode("x"),
+            lambda t: t.detokenize([120]),
+            lambda t: t.decode([120]),
+        ):
+            with pytest.raises(StateError, match="^the Llama is closed$"):
+                call(tokenizer)
+
+
+def test_e2_a_llama_may_be_closed_inside_of_drafting(make: Callable[..., Llama]) -> None:
+    llm = make()
+    with llm.drafting(n_max=0):
+        llm.close()
 
 
 @pytest.mark.parametrize("draft", [True, False], ids=["drafted", "plain"])
