@@ -1,14 +1,15 @@
 """Random histories of a Llama with a draft beside a plain llama_cpp.Llama: a state machine for hypothesis.
 
 The twin answers every call from a cold start, so whatever the object's past leaves behind in a text, in the record
-(``n_tokens``, ``input_ids``) or in a proposal is a difference.
+(``n_tokens``, ``input_ids``) or in a proposal is a difference. What rejection sampling draws is compared with a Llama
+of the same settings that was made for the purpose.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from dspark_cpp.engines import DraftEngine
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scripted import PROMPT
-from session_history import Fresh, texts
+from session_history import Fresh, rules, texts
 from test_session_saved import decode_by_hand
 
 F32 = 0  # ggml_type
@@ -46,12 +47,19 @@ def arguments(sampling: dict[str, Any]) -> dict[str, Any]:
     return sampling if grammar is None else {**sampling, "grammar": llama_cpp.LlamaGrammar.from_string(grammar, False)}
 
 
+def is_drawn(sampling: dict[str, Any]) -> bool:
+    """True if the sampler ends with a draw, which is what rejection sampling is for."""
+    return sampling["temp"] > 0 and "mirostat_mode" not in sampling
+
+
 @dataclass
 class Stream:
     prompt: list[int]
     steps: Iterator[int]
-    text: list[int]  # what the twin writes
-    n_read: int = 0
+    text: list[int] | None  # what it must be; None: not known
+    is_drawn: bool  # by rejection: its text is that of a stream which nobody has interrupted
+    got: list[int]
+    step: int = 0  # of the machine, when it was read
 
 
 @dataclass
@@ -67,14 +75,16 @@ class LlamaHistory(RuleBasedStateMachine):
     exact: ClassVar[bool]
     n_steps: ClassVar[int] = 0
     n_compared: ClassVar[int] = 0
+    n_drawn: ClassVar[int] = 0  # tokens of texts by rejection sampling, compared
 
     @initialize(
         n_batch=st.sampled_from([64, 8, 3, 256]),
         draft=st.integers(0, 8),
         n_threads=st.integers(1, 2),
         n_max=st.sampled_from([31, None, 2]),
+        verify=rules,
     )
-    def begin(self, n_batch: int, draft: int, n_threads: int, n_max: int | None) -> None:
+    def begin(self, n_batch: int, draft: int, n_threads: int, n_max: int | None, verify: str) -> None:
         self.settings: dict[str, Any] = {
             "n_ctx": CONTEXT,
             "n_batch": n_batch,
@@ -89,7 +99,7 @@ class LlamaHistory(RuleBasedStateMachine):
         self.fresh: dict[str, Fresh] = {}
         self.saved: list[Saved] = []
         self.last_prompt = PROMPT
-        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], n_max)
+        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], n_max, verify)
 
     def teardown(self) -> None:
         if hasattr(self, "llm"):
@@ -97,12 +107,16 @@ class LlamaHistory(RuleBasedStateMachine):
             for llm in (self.llm, self.plain, *(f.llm for f in self.fresh.values())):
                 llm.close()
 
-    def open(self, draft: str | None, n_max: int | None) -> None:
-        self.llm = Llama(
-            self.target, draft=draft, draft_n_max=n_max, **CACHES,
+    def open(self, draft: str | None, n_max: int | None, verify: str) -> None:
+        self.verify = verify
+        self.llm = self.make(draft, n_max)
+        self.begin_record()
+
+    def make(self, draft: str | None, n_max: int | None) -> Llama:
+        return Llama(
+            self.target, draft=draft, draft_n_max=n_max, draft_verify=self.verify, **CACHES,
             kernels="on" if self.exact else "off", **self.settings,
         )  # fmt: skip
-        self.begin_record()
 
     def begin_record(self) -> None:
         self.tokens: list[int] = []  # what n_tokens and input_ids say
@@ -121,6 +135,46 @@ class LlamaHistory(RuleBasedStateMachine):
         self.plain.reset()
         self.plain.set_seed(seed)
         return list(itertools.islice(self.plain.generate(prompt, **arguments(sampling)), n))
+
+    def draws(self, sampling: dict[str, Any]) -> bool:
+        """True if rejection sampling decides about drafts."""
+        return self.verify == "rejection" and isinstance(self.llm._engine, DraftEngine) and is_drawn(sampling)
+
+    def by_rejection(self, call: Callable[[Llama], Any]) -> Any:
+        """What a Llama of the same settings without a past answers, and its last round; None if that cannot be told.
+
+        It cannot where the clock decides how much is drafted, nor where the draft has not seen the beginning.
+        """
+        if self.llm.draft_n_max is None or not self.complete:
+            return None
+        fresh = self.make(self.llm.draft.path, self.llm.draft_n_max)  # type: ignore[union-attr]
+        try:
+            answer = call(fresh)
+            return answer, fresh._engine.session.last_round  # type: ignore[attr-defined]
+        finally:
+            fresh.close()
+
+    def drawn_tokens(self, prompt: list[int], n: int, sampling: dict[str, Any], seed: int) -> Any:
+        def call(llm: Llama) -> list[int]:
+            llm.set_seed(seed)
+            return list(itertools.islice(llm.generate(prompt, **arguments(sampling)), n))
+
+        return self.by_rejection(call)
+
+    def same_as_fresh(self, got: Any, want: Any, n_tokens: int, *, whole: bool = True) -> None:
+        """The answer and, if both have read it as far, the round."""
+        if want is None:
+            return
+        assert got == want[0]
+        if whole:
+            round = self.llm._engine.session.last_round  # type: ignore[attr-defined]
+            assert (round is None) is (want[1] is None)
+            if round is not None:
+                assert (round.position, round.anchor, round.drafted) == (
+                    want[1].position, want[1].anchor, want[1].drafted,
+                )  # fmt: skip
+                type(self).n_compared += 1
+        type(self).n_drawn += n_tokens
 
     def new_prompt(self, part: float, ids: list[int]) -> list[int]:
         """Some of the last one, with something else behind it."""
@@ -161,18 +215,22 @@ class LlamaHistory(RuleBasedStateMachine):
     def generate(self, part: float, ids: list[int], n: int, sampling: dict[str, Any], seed: int, on: bool) -> None:
         """A stream that is left after n tokens; the next prompt may go on with it."""
         prompt = self.new_prompt(part, ids)
-        want = self.answer(prompt, n, sampling, seed)
+        self.foreign = False
+        self.keep_prefix_of(prompt)
+        draws = self.draws(sampling)
+        drawn = self.drawn_tokens(prompt, n, sampling, seed) if draws else None
         self.llm.set_seed(seed)
         steps = self.llm.generate(prompt, **arguments(sampling))
         got = []
-        self.foreign = False
-        self.keep_prefix_of(prompt)
         for token in itertools.islice(steps, n):
             got.append(token)
             self.tokens = [*prompt, *got[:-1]]
             self.same_record()
-        assert got == want
-        self.look_at_round()
+        if draws:
+            self.same_as_fresh(got, drawn, n)
+        else:
+            assert got == self.answer(prompt, n, sampling, seed)
+            self.look_at_round()
         steps.close()
         if on:
             self.last_prompt = [*prompt, *got][:LONGEST]
@@ -190,6 +248,7 @@ class LlamaHistory(RuleBasedStateMachine):
     )
     def complete_text(self, n: int, stop: int, sampling: dict[str, Any], seed: int, stream: bool) -> None:
         prompt = self.last_prompt
+        draws = self.draws(sampling)
         sampling = {"temperature" if k == "temp" else k: v for k, v in sampling.items()}
 
         def call(llm: Any) -> str:
@@ -198,10 +257,16 @@ class LlamaHistory(RuleBasedStateMachine):
             )
             return "".join(c["choices"][0]["text"] for c in made) if stream else made["choices"][0]["text"]
 
-        self.plain.reset()
         self.foreign = False
-        want = call(self.plain)
         self.keep_prefix_of(prompt)
+        if draws:
+            want = self.by_rejection(call)
+            self.same_as_fresh(call(self.llm), want, n, whole=False)
+            self.tokens = self.llm._input_ids.tolist()
+            assert self.tokens[: len(prompt)] == prompt
+            return
+        self.plain.reset()
+        want = call(self.plain)
         assert call(self.llm) == want
         self.tokens = self.plain._input_ids.tolist()
         self.look_at_round()
@@ -212,9 +277,16 @@ class LlamaHistory(RuleBasedStateMachine):
         if len(self.streams) == 3:
             self.streams.pop(0).steps.close()  # type: ignore[attr-defined]
         prompt = self.new_prompt(part, ids)
-        text = self.answer(prompt, 40, sampling, seed)
+        self.keep_prefix_of(prompt)
+        draws = self.draws(sampling)
+        if draws:
+            drawn = self.drawn_tokens(prompt, 40, sampling, seed)
+            text = None if drawn is None else drawn[0]
+        else:
+            text = self.answer(prompt, 40, sampling, seed)
         self.llm.set_seed(seed)
-        self.streams.append(Stream(prompt, self.llm.generate(prompt, **arguments(sampling)), text))
+        steps = self.llm.generate(prompt, **arguments(sampling))
+        self.streams.append(Stream(prompt, steps, text, draws, []))
         self.read(self.streams[-1], 1)
 
     @precondition(lambda self: self.streams)
@@ -223,14 +295,16 @@ class LlamaHistory(RuleBasedStateMachine):
         self.read(self.streams[which % len(self.streams)], n)
 
     def read(self, stream: Stream, n: int) -> None:
-        n = min(n, len(stream.text) - stream.n_read)
+        n = min(n, 40 - len(stream.got))
         if n == 0:
             return
         self.foreign = False
-        got = list(itertools.islice(stream.steps, n))
-        assert got == stream.text[stream.n_read : stream.n_read + n]
-        stream.n_read += n
-        self.tokens = [*stream.prompt, *stream.text[: stream.n_read - 1]]
+        if stream.is_drawn and stream.got and self.n_steps != stream.step + 1:
+            stream.text = None  # its round was broken off by other calls
+        stream.got += itertools.islice(stream.steps, n)
+        stream.step = self.n_steps
+        assert stream.text is None or stream.got == stream.text[: len(stream.got)]
+        self.tokens = [*stream.prompt, *stream.got[:-1]]
         # what it kept of what others left is not known here
         self.complete = False
 
@@ -303,30 +377,34 @@ class LlamaHistory(RuleBasedStateMachine):
         self.llm.draft_model = path
         self.complete = not self.tokens
 
-    @rule(draft=st.integers(0, 8), n_max=st.sampled_from([31, None, 2]))
-    def close_and_open(self, draft: int, n_max: int | None) -> None:
+    @rule(draft=st.integers(0, 8), n_max=st.sampled_from([31, None, 2]), verify=rules)
+    def close_and_open(self, draft: int, n_max: int | None, verify: str) -> None:
         self.drop_streams()
         self.llm.close()
-        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], n_max)
+        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], n_max, verify)
 
-    @rule(draft=st.integers(0, 8), first=texts)
-    def attach_to_a_plain_one(self, draft: int, first: list[int]) -> None:
+    @rule(draft=st.integers(0, 8), first=texts, verify=rules)
+    def attach_to_a_plain_one(self, draft: int, first: list[int], verify: str) -> None:
         """... which has a past of its own."""
         self.drop_streams()
         self.llm.close()
         made = llama_cpp.Llama(self.target, **self.settings)
         made.eval(first)
-        self.llm = attach(made, self.drafts[draft % len(self.drafts)], draft_n_max=31, **CACHES)
+        self.verify = verify
+        self.llm = attach(made, self.drafts[draft % len(self.drafts)], draft_n_max=31, draft_verify=verify, **CACHES)
         assert self.llm is made
         self.begin_record()
         self.tokens, self.complete = list(first), False
 
-    @rule()
-    def detach_and_attach(self) -> None:
+    @rule(verify=rules)
+    def detach_and_attach(self, verify: str) -> None:
         self.drop_streams()
         draft, n_max = self.llm.draft, self.llm.draft_n_max
         plain = detach(self.llm)
-        attach(plain, self.drafts[0] if draft is None else draft, draft_n_max=n_max, **CACHES)
+        self.verify = verify
+        attach(
+            plain, self.drafts[0] if draft is None else draft, draft_n_max=n_max, draft_verify=verify, **CACHES
+        )  # fmt: skip
         self.complete = not self.tokens
 
     @rule(ids=texts)

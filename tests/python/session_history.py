@@ -2,16 +2,19 @@
 
 What the session holds is kept as a list; the plain twin is told nothing but that list, so whatever the session's past
 leaves behind in a result is a difference. Proposals are compared with those of a session that was made for the purpose.
+Rejection sampling writes other texts than plain decoding: there each round is compared with one of such a session,
+token by token. That both rules keep the distribution is for test_rejection.py to say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import llama_cpp
 import numpy as np
-from dspark_cpp import ContextFullError, MismatchError, Sampler, Session, StateError
+from dspark_cpp import ContextFullError, MismatchError, Round, Sampler, Session, StateError
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scripted import PROMPT
@@ -23,6 +26,7 @@ CACHES = {"n_threads": 1, "type_k": "f32", "type_v": "f32"}
 
 texts = st.lists(st.integers(97, 122) | st.sampled_from([32, 46, 256, 300]), min_size=1, max_size=20)
 limits = st.none() | st.integers(0, 9)
+rules = st.sampled_from(["match", "rejection"])
 
 
 def open_plain(path: str, n_batch: int = 64, n_threads: int = 1, **settings: Any) -> llama_cpp.Llama:
@@ -57,22 +61,54 @@ class Fresh:
     def __init__(self, target: str, draft: str) -> None:
         self.llm, self.draft = open_plain(target), draft
 
-    def proposal(self, before: list[int], anchor: int) -> tuple[tuple[int, ...], Any]:
+    def session(self, before: list[int], anchor: int, **settings: Any) -> Session:
+        """One that holds some tokens and has chosen the one after them."""
         n_vocab = self.llm.n_vocab()
         bias = (llama_cpp.llama_logit_bias * 1)(llama_cpp.llama_logit_bias(anchor, 1e9))
         forced = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         llama_cpp.llama_sampler_chain_add(forced, llama_cpp.llama_sampler_init_logit_bias(n_vocab, 1, bias))
         llama_cpp.llama_sampler_chain_add(forced, llama_cpp.llama_sampler_init_greedy())
         try:
-            with Session(self.llm, self.draft, **CACHES) as session:
-                session.append(before)
-                assert session.next(forced) == anchor
-                session.next()
-                round = session.last_round
+            session = Session(self.llm, self.draft, **CACHES, **settings)
+            session.append(before)
+            assert session.next(forced) == anchor
         finally:
             llama_cpp.llama_sampler_free(forced)
+        return session
+
+    def proposal(self, before: list[int], anchor: int) -> tuple[tuple[int, ...], Any]:
+        with self.session(before, anchor) as session:
+            session.next()
+            round = session.last_round
         assert round is not None and round.position == len(before)
         return round.drafted, round.confidence
+
+
+class FreshRound:
+    """One round by rejection sampling of a session without a past."""
+
+    def __init__(self, fresh: Fresh, before: list[int], anchor: int) -> None:
+        self.session = fresh.session(before, anchor, verify="rejection")
+        self.samplers: Samplers | None = None
+        self.sampler: Any = None
+
+    def next(self, samplers: Samplers, greedy: bool, now: Any, limit: int) -> int:
+        """The next token. now: the sampler of the session under test as it was before its call, of which one is used
+        as long as the samplers are the same: the two must move on alike."""
+        if greedy:
+            return self.session.next(n_draft_max=limit)
+        if samplers is not self.samplers:
+            self.free_sampler()
+            self.samplers, self.sampler = samplers, llama_cpp.llama_sampler_clone(now)
+        return self.session.next(self.sampler, n_draft_max=limit)
+
+    def free_sampler(self) -> None:
+        if self.sampler is not None:
+            llama_cpp.llama_sampler_free(self.sampler)
+
+    def close(self) -> None:
+        self.session.close()
+        self.free_sampler()
 
 
 @dataclass
@@ -99,6 +135,7 @@ class Samplers:
 
     def __init__(self, kind: str, seed: int, llms: tuple[Any, Any]) -> None:
         settings = self.kinds[kind]
+        self.kind, self.seed = kind, seed
         self.pair = tuple(
             self._grammar(llm, settings) if isinstance(settings, str) else Sampler(llm, seed=seed, **settings)
             for llm in llms
@@ -111,6 +148,11 @@ class Samplers:
         llama_cpp.llama_sampler_chain_add(chain, made)
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
         return chain
+
+    def clone(self) -> Any:
+        """The session's chain as it is now."""
+        ours = self.pair[0]
+        return llama_cpp.llama_sampler_clone(ours.sampler if isinstance(ours, Sampler) else ours)
 
     def close(self) -> None:
         for one in self.pair:
@@ -125,29 +167,43 @@ class SessionHistory(RuleBasedStateMachine):
     exact: ClassVar[bool]  # the kernels are on: rows do not depend on their neighbours
     n_steps: ClassVar[int] = 0
     n_compared: ClassVar[int] = 0
+    n_drawn: ClassVar[int] = 0  # tokens of those rounds that rejection sampling decided
 
-    @initialize(n_batch=st.sampled_from([64, 8, 3, 2, 1]), n_threads=st.integers(1, 2), draft=st.integers(0, 8))
-    def begin(self, n_batch: int, n_threads: int, draft: int) -> None:
+    @initialize(
+        n_batch=st.sampled_from([64, 8, 3, 2, 1]),
+        n_threads=st.integers(1, 2),
+        draft=st.integers(0, 8),
+        verify=rules,
+    )
+    def begin(self, n_batch: int, n_threads: int, draft: int, verify: str) -> None:
         self.llm = open_plain(self.target, n_batch, n_threads)
         self.twin = Twin(self.target)
         self.fresh: dict[str, Fresh] = {}
         self.saved: list[Saved] = []
         self.session: Session | None = None
-        self.samplers = Samplers("greedy", 0, (self.llm, self.twin.llm))
-        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], False, False)
+        self.fresh_round: FreshRound | None = None
+        self.samplers = Samplers("hot" if verify == "rejection" else "greedy", 0, (self.llm, self.twin.llm))
+        self.open([*self.drafts, None][draft % (1 + len(self.drafts))], False, False, verify)
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
+            self.drop_fresh_round()
             self.samplers.close()
             for llm in (self.llm, self.twin.llm, *(f.llm for f in self.fresh.values())):
                 llm.close()
 
-    def open(self, draft: str | None, auto: bool, keep: bool) -> None:
-        self.draft, self.auto = draft, auto
+    def open(self, draft: str | None, auto: bool, keep: bool, verify: str) -> None:
+        self.draft, self.auto, self.verify = draft, auto, verify
         if not keep:
             self.tokens: list[int] = []
         self.session = Session(
-            self.llm, draft, auto_depth=auto, tokens=self.tokens if keep else None, n_ctx=CONTEXT, **CACHES
+            self.llm,
+            draft,
+            auto_depth=auto,
+            tokens=self.tokens if keep else None,
+            n_ctx=CONTEXT,
+            verify=verify,
+            **CACHES,
         )
         self.pending: int | None = None
         self.can_choose = False
@@ -186,23 +242,61 @@ class SessionHistory(RuleBasedStateMachine):
     def take_one(self, limit: int | None, greedy: bool) -> bool:
         session = self.session
         assert session
-        ours, plain = (None, None) if greedy else self.samplers.pair
+        sampler = None if greedy else self.samplers.pair[0]
         try:
-            token = session.next(ours, n_draft_max=limit)
+            self.choose(lambda: session.next(sampler, n_draft_max=limit), limit, greedy)
         except ContextFullError:
             assert len(self.tokens) == CONTEXT and self.pending is not None
             return False
         except StateError as error:
             assert not self.can_choose and "append at least one token" in str(error)
             return False
+        return True
+
+    def choose(self, call: Callable[[], int], limit: int | None, greedy: bool) -> None:
+        """One token of the session, and what it must be."""
+        assert self.session
+        if self.verify == "rejection":
+            self.choose_by_rejection(call, limit, greedy)
+            return
+        token = call()
+        self.move_on()
+        self.twin.go_to(self.tokens)
+        assert token == self.plain_choice(None if greedy else self.samplers.pair[1]), f"after {self.tokens}"
+        self.pending = token
+        if self.begins_round():
+            self.look_at_round(limit)
+
+    def choose_by_rejection(self, call: Callable[[], int], limit: int | None, greedy: bool) -> None:
+        session = self.session
+        assert session
+        now, before = self.samplers.clone(), session.stats
+        try:
+            token = call()
+            after = session.stats
+            is_drawn = after.n_by_rejection > before.n_by_rejection
+            self.move_on()
+            if self.begins_round():
+                self.look_at_drawn_round(limit)
+            if self.fresh_round is not None:
+                fresh, round = self.fresh_round, session.last_round
+                assert round is not None
+                assert token == fresh.next(self.samplers, greedy, now, len(round.drafted)), f"after {self.tokens}"
+                self.same_proposal(fresh.session.last_round)
+                type(self).n_drawn += is_drawn
+            # a proposal takes random numbers first
+            if not is_drawn and (session.match_reason is not None or after.n_proposals == before.n_proposals):
+                self.twin.go_to(self.tokens)
+                assert token == self.plain_choice(None if greedy else now), f"after {self.tokens}"
+            self.pending = token
+        finally:
+            llama_cpp.llama_sampler_free(now)
+
+    def move_on(self) -> None:
+        """What was pending is a part of the sequence now."""
         assert self.can_choose
         if self.pending is not None:
             self.tokens.append(self.pending)
-        self.twin.go_to(self.tokens)
-        assert token == self.plain_choice(plain), f"after {self.tokens}"
-        self.pending = token
-        self.look_at_round(limit)
-        return True
 
     def plain_choice(self, sampler: Any) -> int:
         ctx = self.twin.llm.ctx
@@ -212,51 +306,85 @@ class SessionHistory(RuleBasedStateMachine):
         chain = sampler.sampler if isinstance(sampler, Sampler) else sampler
         return int(llama_cpp.llama_sampler_sample(chain, ctx, -1))
 
-    def look_at_round(self, limit: int | None) -> None:
-        """A round that has just begun proposed what a session without a past proposes."""
+    def begins_round(self) -> bool:
+        """True if the last token was the first of a round."""
         assert self.session
         round = self.session.last_round
-        if round is None or round.position == self.seen_round:
-            return
-        self.seen_round = round.position
+        seen, self.seen_round = self.seen_round, -1 if round is None else round.position
+        if round is not None and round.position == seen:
+            return False
+        self.drop_fresh_round()
+        if round is None:
+            return False
         assert round.position == len(self.tokens) - 1 and round.anchor == self.tokens[-1]
-        if not round.drafted:
-            return
+        return True
+
+    def drop_fresh_round(self) -> None:
+        if self.fresh_round is not None:
+            self.fresh_round.close()
+        self.fresh_round = None
+
+    def fresh_one(self) -> Fresh | None:
+        """What tells the proposals of the round that has just begun; None if there are none to tell."""
+        assert self.session
+        round = self.session.last_round
+        if round is None or not round.drafted:
+            return None
         assert self.draft
         if self.draft not in self.fresh:
             self.fresh[self.draft] = Fresh(self.target, self.draft)
         if not self.complete:
-            return  # the draft has not seen its beginning: documented
-        drafted, confidence = self.fresh[self.draft].proposal(self.tokens[:-1], self.tokens[-1])
-        n = len(round.drafted)
+            return None  # the draft has not seen its beginning: documented
         type(self).n_compared += 1
-        assert round.drafted == drafted[:n]
-        if not self.auto and n < len(drafted):
+        return self.fresh[self.draft]
+
+    def look_at_round(self, limit: int | None) -> None:
+        """It proposed what a session without a past proposes."""
+        fresh = self.fresh_one()
+        if fresh is not None:
+            drafted, confidence = fresh.proposal(self.tokens[:-1], self.tokens[-1])
+            self.same_proposal(Round(len(self.tokens) - 1, self.tokens[-1], drafted, confidence, 0))
+            self.cut_for_a_reason(limit)
+
+    def look_at_drawn_round(self, limit: int | None) -> None:
+        """The same, of one whose tokens will be compared too."""
+        fresh = self.fresh_one()
+        if fresh is not None:
+            self.fresh_round = FreshRound(fresh, self.tokens[:-1], self.tokens[-1])
+            self.cut_for_a_reason(limit)
+
+    def same_proposal(self, fresh: Round | None) -> None:
+        assert self.session
+        round = self.session.last_round
+        assert round is not None and fresh is not None
+        n = len(round.drafted)
+        assert (round.position, round.anchor) == (fresh.position, fresh.anchor)
+        assert round.drafted == fresh.drafted[:n]
+        if fresh.confidence is not None and self.exact:
+            assert round.confidence == fresh.confidence[:n]
+        elif fresh.confidence is not None:
+            np.testing.assert_allclose(round.confidence, fresh.confidence[:n], atol=1e-3)
+
+    def cut_for_a_reason(self, limit: int | None) -> None:
+        session = self.session
+        assert session and session.last_round and session.draft
+        if not self.auto:
+            most = session.draft.n_draft_max
             room = min(CONTEXT - len(self.tokens), self.llm.n_batch - 1)
-            assert n == min(room, len(drafted) if limit is None else limit), "cut for no reason"
-        if confidence is not None and self.exact:
-            assert round.confidence == confidence[:n]
-        elif confidence is not None:
-            np.testing.assert_allclose(round.confidence, confidence[:n], atol=1e-3)
+            assert len(session.last_round.drafted) == min(room, most, most if limit is None else limit)
 
     @rule(ids=texts, part=st.floats(0, 1), n=st.integers(0, 12), limit=limits, greedy=st.booleans())
     def generate(self, ids: list[int], part: float, n: int, limit: int | None, greedy: bool) -> None:
         """A prompt that shares a part of the sequence; the stream is left after n tokens."""
         assert self.session
         ids = [*self.tokens[: int(part * len(self.tokens))], *ids][: CONTEXT - 20]
-        ours, plain = (None, None) if greedy else self.samplers.pair
-        stream = self.session.generate(ids, max_tokens=20, sampler=ours, n_draft_max=limit, stop_at_eog=False)
+        sampler = None if greedy else self.samplers.pair[0]
+        stream = self.session.generate(ids, max_tokens=20, sampler=sampler, n_draft_max=limit, stop_at_eog=False)
         n_shared = min(len(self.tokens), len(ids) - 1)
         self.begin_anew(next((i for i in range(n_shared) if self.tokens[i] != ids[i]), n_shared))
         self.tokens, self.pending, self.can_choose = list(ids), None, True
         for i in range(n):
-            token = next(stream)
-            if self.pending is not None:
-                self.tokens.append(self.pending)
-            self.twin.go_to(self.tokens)
-            assert token == self.plain_choice(plain)
-            self.pending = token
-            self.look_at_round(19 - i if limit is None else min(19 - i, limit))
+            self.choose(lambda: next(stream), 19 - i if limit is None else min(19 - i, limit), greedy)
         stream.close()
         if n == 0:
             return
@@ -315,7 +443,7 @@ class SessionHistory(RuleBasedStateMachine):
     def load(self, which: int, in_another: bool, data: st.DataObject) -> None:
         saved = self.saved[which % len(self.saved)]
         if in_another:
-            self.reopen(data.draw(st.sampled_from([None, *self.drafts])), False, False)
+            self.reopen(data.draw(st.sampled_from([None, *self.drafts])), False, False, data.draw(rules))
         assert self.session
         restore(self.llm, saved.memory)
         try:
@@ -334,14 +462,20 @@ class SessionHistory(RuleBasedStateMachine):
         self.tokens, self.pending, self.can_choose = list(saved.tokens), None, False
         self.seen_round = -1
 
-    @rule(draft=st.integers(0, 9), auto=st.booleans(), keep=st.booleans())
-    def another_session(self, draft: int, auto: bool, keep: bool) -> None:
-        self.reopen([None, *self.drafts][draft % (1 + len(self.drafts))], auto, keep)
+    @rule(draft=st.integers(0, 9), auto=st.booleans(), keep=st.booleans(), verify=rules)
+    def another_session(self, draft: int, auto: bool, keep: bool, verify: str) -> None:
+        self.reopen([None, *self.drafts][draft % (1 + len(self.drafts))], auto, keep, verify)
 
-    def reopen(self, draft: str | None, auto: bool, keep: bool) -> None:
+    def reopen(self, draft: str | None, auto: bool, keep: bool, verify: str) -> None:
         assert self.session
         self.session.close()
-        self.open(draft, auto and draft is not None, keep)
+        self.drop_fresh_round()
+        if self.verify == "rejection":
+            # the twin's sampler was not asked
+            self.change_sampler(self.samplers.kind, self.samplers.seed)
+        if verify == "rejection":
+            self.change_sampler("hot", self.samplers.seed)
+        self.open(draft, auto and draft is not None, keep, verify)
 
     @rule(ids=texts, believed=st.booleans())
     def decode_on_the_context(self, ids: list[int], believed: bool) -> None:
