@@ -18,9 +18,13 @@ constexpr double guess_doubt  = 0.06;   // of a shape never measured
 constexpr double doubt_max    = 0.25;
 constexpr double surprise_max = 2.5;    // standard deviations; more is far off
 
-// Before anything is known: every further row, and a proposal, costs three tenths of the first row.
-constexpr double row_cost   = 0.3;
-constexpr double draft_cost = 0.3;
+// Before anything is known: every further row, and a proposal, costs a fifth of the first row.
+constexpr double row_cost   = 0.2;
+constexpr double draft_cost = 0.2;
+
+constexpr double change_cost  = 0.07;    // of another batch size, in first rows: as measured where a row takes 6 ms
+constexpr double change_doubt = 0.0025;
+constexpr double change_drift = 0.00001; // for each measurement
 
 int32_t doubling(int32_t context) {
     int32_t i = 0;
@@ -32,7 +36,7 @@ int32_t doubling(int32_t context) {
 
 } // namespace
 
-cost_model::cost_model(int32_t n_rows_max) : curves_(24), prior_((size_t) n_rows_max + 1), noise_(noise_min) {
+cost_model::cost_model(int32_t n_rows_max) : curves_(24), prior_((size_t) n_rows_max + 1), change_(change_cost), change_variance_(change_doubt), noise_(noise_min) {
     prior_[0].shape = std::log(draft_cost);
     for (size_t n = 1; n < prior_.size(); ++n) {
         prior_[n].shape = std::log(1 + row_cost * (double) (n - 1));
@@ -83,13 +87,13 @@ cost_model::estimate cost_model::guess(const curve & c, int32_t i) const {
     return e;
 }
 
-void cost_model::measure_rows(int32_t n_rows, int32_t context, double seconds) {
+void cost_model::measure_rows(int32_t n_rows, int32_t context, double seconds, bool changed) {
     if (n_rows >= 1 && n_rows < (int32_t) prior_.size()) {
-        measure(n_rows, context, seconds);
+        measure(n_rows, context, seconds, changed);
     }
 }
 
-void cost_model::measure(int32_t i, int32_t context, double seconds) {
+void cost_model::measure(int32_t i, int32_t context, double seconds, bool changed) {
     if (!(seconds > 0) || !std::isfinite(seconds)) {
         return;
     }
@@ -105,7 +109,7 @@ void cost_model::measure(int32_t i, int32_t context, double seconds) {
     estimate     e    = guess(c, i);
     if (!has_speed_) {
         has_speed_      = true;
-        speed_          = seen - e.shape;
+        speed_          = seen - std::log(std::exp(e.shape) + (changed ? change_ : 0));
         speed_variance_ = guess_doubt;
     }
     for (estimate & other : c) {
@@ -114,24 +118,42 @@ void cost_model::measure(int32_t i, int32_t context, double seconds) {
     e.variance      = std::min(e.variance + shape_drift, doubt_max);
     speed_variance_ = std::min(speed_variance_ + speed_drift, doubt_max);
 
-    const double variance = speed_variance_ + e.variance + noise_;
-    const double limit    = surprise_max * std::sqrt(variance);
-    const double surprise = seen - speed_ - e.shape;
+    change_variance_ = std::min(change_variance_ + change_drift, change_doubt);
+
+    // log(shape + change): how it moves with the log of the shape, and with the change
+    const double shape     = std::exp(e.shape);
+    const double ratio     = shape + (changed ? change_ : 0);
+    const double by_shape  = shape / ratio;
+    const double by_change = changed ? 1 / ratio : 0;
+    const double variance  = speed_variance_ + by_shape * by_shape * e.variance + by_change * by_change * change_variance_ + noise_;
+    const double limit     = surprise_max * std::sqrt(variance);
+    const double surprise  = seen - speed_ - std::log(ratio);
     const int    far_off  = surprise > limit ? 1 : surprise < -limit ? -1 : 0;
     const bool   is_first = e.n_seen == 0;
+    bool         is_resolved = false;
     if (!is_first && far_off != 0 && far_off == far_off_) {
         speed_ += surprise;
+        speed_is_doubtful_ = i != 1;
+        is_resolved        = true;
+        for (estimate & other : c) {
+            other.far_off = 0;
+        }
     } else if (far_off != 0 && far_off == e.far_off) {
         e.shape += surprise;
+        speed_is_doubtful_ = speed_is_doubtful_ && i != 1;
+        is_resolved        = true;
     } else if (!is_first && far_off == 0) {
+        speed_is_doubtful_ = speed_is_doubtful_ && i != 1;
         speed_ += surprise * speed_variance_ / variance;
-        e.shape += surprise * e.variance / variance;
+        e.shape += surprise * by_shape * e.variance / variance;
+        change_ = std::max(0.0, change_ + surprise * by_change * change_variance_ / variance);
         noise_ = std::max(noise_min, noise_ + noise_memory * (surprise * surprise * noise_ / variance - noise_));
         speed_variance_ *= 1 - speed_variance_ / variance;
-        e.variance *= 1 - e.variance / variance;
+        e.variance *= 1 - by_shape * by_shape * e.variance / variance;
+        change_variance_ *= 1 - by_change * by_change * change_variance_ / variance;
     }
-    e.far_off = far_off;
-    far_off_  = is_first ? 0 : far_off;
+    e.far_off = is_resolved ? 0 : far_off;
+    far_off_  = is_first || is_resolved ? 0 : far_off;
     e.n_seen = std::min(e.n_seen + 1, 1 << 20);
     if (is_first) { // what was guessed stays a guess
         e.shape    = c[(size_t) i].shape;
@@ -142,6 +164,10 @@ void cost_model::measure(int32_t i, int32_t context, double seconds) {
 
 double cost_model::seconds(int32_t i, int32_t context) const {
     return std::exp(speed_ + guess(nearest(context), i).shape);
+}
+
+double cost_model::change() const {
+    return std::exp(speed_) * change_;
 }
 
 double cost_model::rows_at_best(int32_t n_rows, int32_t context) const {

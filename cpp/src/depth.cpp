@@ -8,12 +8,13 @@ namespace dspark {
 namespace {
 
 // In tokens of plain decoding.
-constexpr double account_start = 4;    // what a useless draft may cost before anything is known
+constexpr double account_start = 3;    // what a useless draft may cost before anything is known
 constexpr double account_retry = 2;    // and after a pause
-constexpr double account_max   = 12;   // what may be lost again of what was won
+constexpr double account_max   = 8;    // what may be lost again of what was won
 constexpr double income        = 0.01; // for each token's time
 
-constexpr int32_t plain_every   = 32;   // drafted rounds between measurements of T(1), to which all is compared
+constexpr int32_t plain_first   = 8;    // drafted rounds until T(1), to which all is compared, is measured again; then twice as many ...
+constexpr int32_t plain_every   = 64;   // and at most so many
 constexpr double  pace_memory   = 1 - 1.0 / 32;
 constexpr double  pace_tokens   = 4;    // tokens that the first guess of the pace, that of plain decoding, counts for
 
@@ -32,7 +33,7 @@ std::size_t depth_by_confidence(const std::vector<float> & confidence_logits, fl
 }
 
 depth_control::depth_control(int32_t n_draft_max)
-    : n_draft_max_(n_draft_max), costs_(1 + n_draft_max), survival_((std::size_t) n_draft_max, false), account_(account_start) {
+    : n_draft_max_(n_draft_max), costs_(1 + n_draft_max), survival_((std::size_t) n_draft_max, false), account_(account_start), plain_wait_(plain_first) {
     forget();
 }
 
@@ -42,11 +43,12 @@ void depth_control::forget() {
 }
 
 bool depth_control::wants_proposal(int32_t context) const {
-    const bool measure_plain = costs_.n_measured(1, context) == 0 || n_since_plain_ >= plain_every;
+    const bool measure_plain = costs_.n_measured(1, context) == 0 || costs_.is_speed_doubtful() || n_since_plain_ >= plain_wait_;
     return !paused() && !measure_plain;
 }
 
-int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, bool in_order) {
+int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, int32_t n_rows_before,
+                              bool in_order) {
     if (n < 1) {
         return 0;
     }
@@ -55,17 +57,20 @@ int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_l
     }
     const double plain = costs_.rows(1, context);
     const double worth = std::max(1.0, tokens_ / time_);
+    auto price = [&](int32_t n_rows) {
+        return worth * (costs_.rows_at_best(n_rows, context) + (n_rows != n_rows_before ? costs_.change() : 0)) / plain;
+    };
 
     // after a pause something has to be tried: a proposal that nothing is taken of teaches nothing
     int32_t best       = 0;
-    double  best_value = was_paused_ ? -INFINITY : 1 - worth * costs_.rows_at_best(1, context) / plain;
+    double  best_value = was_paused_ ? -INFINITY : 1 - price(1);
     double  expected   = 1;
     double  prefix     = 1;
     for (int32_t k = 1; k <= n; ++k) {
         const std::size_t i = (std::size_t) (k - 1);
         prefix *= survival_.estimate(i, confidence_logits.empty() ? 1.0f : sigmoid(confidence_logits[i]));
         expected += prefix;
-        const double value = expected - worth * costs_.rows_at_best(1 + k, context) / plain;
+        const double value = expected - price(1 + k);
         if (value > best_value) {
             best       = k;
             best_value = value;
@@ -81,16 +86,24 @@ void depth_control::observe(int32_t i, const std::vector<float> & confidence_log
 }
 
 void depth_control::close_round(const round & r) {
-    costs_.measure_rows(r.n_rows, r.context, r.target_s);
-    n_since_plain_ = r.n_rows == 1 ? 0 : n_since_plain_ + 1;
+    const bool changed = r.n_rows != r.n_rows_before;
+    costs_.measure_rows(r.n_rows, r.context, r.target_s, changed);
+    if (r.n_rows > 1) {
+        ++n_since_plain_;
+    } else {
+        plain_wait_    = n_since_plain_ >= plain_wait_ ? std::min(2 * plain_wait_, plain_every) : plain_wait_;
+        n_since_plain_ = 0;
+    }
 
     if (r.has_proposal) {
         costs_.measure_draft(r.context, r.draft_s);
     }
     // as modelled: what a stall of the machine takes is no fault of the draft
-    const double time = (costs_.rows(r.n_rows, r.context) + (r.has_proposal ? costs_.draft(r.context) : 0)) / costs_.rows(1, r.context);
+    const double time = (costs_.rows(r.n_rows, r.context, changed) + (r.has_proposal ? costs_.draft(r.context) : 0)) / costs_.rows(1, r.context);
     account_ += income * time;
-    if (r.has_proposal) {
+    // a plain batch after a drafted one takes longer because of that one
+    const bool was_drafted = r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;
+    if (r.has_proposal || (changed && was_drafted)) {
         account_ += r.n_emitted - time;
         tokens_ = pace_memory * tokens_ + r.n_emitted;
         time_   = pace_memory * time_ + time;

@@ -4,12 +4,14 @@
 //
 // depth    After each proposal: the k that maximises E(k) - worth * T(1 + k), with E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 .. a_k the
 //          tokens that a round with k drafts gives (a_i from survival) and `worth` the tokens that the same time gives
-//          elsewhere, which is the pace of late.  The proposal itself is paid for already.
+//          elsewhere, which is the pace of late.  A batch of another size than the last costs the change.  The proposal itself is paid for already.
 // account  Whether to propose at all.  Drafting has an account: a drafted round pays in the tokens that it gave and takes out what its
 //          time would have given plainly, proposal included; one token in a hundred is paid in besides.  Where nothing is left,
 //          drafting pauses until that hundredth has paid in two tokens, and then tries again from what it knew at first.  (With
 //          less, chance decides: a round gives one token or three, and a draft that pays is given up after an unlucky one.)
-//          So drafting is never slower than plain decoding by more than one in a hundred and a few tokens once, whatever the draft, the text or the machine do.
+//          So drafting loses one in a hundred and a few tokens once, and more only where the times are wrong of which it decides
+//          (tests/cpp/test_depth_control.cpp has worlds of every kind).
+//          All hangs on T(1), so it is measured again after 8, 16, 32, 64, 64 ... drafted rounds, and whenever the machine seems to be another.
 //
 // Under sample-and-match the choice may depend on anything.  Under rejection sampling a draft must be decided on without a look at it,
 // and a later confidence is one: it depends on the tokens before it.  There the search stops at the first draft that does not pay.
@@ -33,8 +35,9 @@ class depth_control {
     bool wants_proposal(int32_t context) const;
     bool paused() const { return paused_; }
 
-    // How many of n drafts to verify; confidence_logits is [n] or empty.  in_order: stops at the first that does not pay.
-    int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, bool in_order = false);
+    // How many of n drafts to verify; confidence_logits is [n] or empty.  n_rows_before: of the target's last batch.
+    // in_order: stops at the first that does not pay.
+    int32_t choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, int32_t n_rows_before, bool in_order = false);
 
     // Draft i of the round stood, and all before it, or was the first that did not.
     void observe(int32_t i, const std::vector<float> & confidence_logits, bool stood);
@@ -42,7 +45,8 @@ class depth_control {
     // What a round was.
     struct round {
         int32_t context;       // tokens before it
-        int32_t n_rows;        // of the target's batch
+        int32_t n_rows_before; // of the target's batch before it
+        int32_t n_rows;        // of its own
         double  target_s;      // seconds of the batch, and of taking back what did not stand
         bool    has_proposal;  // the drafter was asked
         double  draft_s;       // seconds of that
@@ -63,7 +67,8 @@ class depth_control {
     survival   survival_;
     double     account_;
     double     tokens_, time_;       // fading sums over the drafted rounds: their quotient is the pace
-    int32_t    n_since_plain_ = 0;   // rounds since T(1) was measured
+    int32_t    plain_wait_;          // rounds after which T(1) is measured again
+    int32_t    n_since_plain_ = 0;   // rounds since it was
     bool       paused_        = false;
     bool       was_paused_    = false; // and nothing was tried since
 };

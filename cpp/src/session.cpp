@@ -309,7 +309,7 @@ void session::propose(llama_sampler * sampler, int32_t limit, proposal & drafted
     round_costs_.has_proposal = true;
     round_costs_.draft_s      = watch.seconds();
     if (round_is_auto_) {
-        drafted.truncate((size_t) depth_->choose((int32_t) drafted.ids.size(), drafted.confidence_logits, n_tokens(), round_is_drawn_));
+        drafted.truncate((size_t) depth_->choose((int32_t) drafted.ids.size(), drafted.confidence_logits, n_tokens(), target_.n_rows(), round_is_drawn_));
     }
 }
 
@@ -338,6 +338,7 @@ void session::start_round(llama_sampler * sampler, int32_t n_draft_max) {
     batch.insert(batch.end(), drafted.ids.begin(), drafted.ids.end());
     {
         stopwatch watch(stats_.t_verify_us);
+        round_costs_.n_rows_before = target_.n_rows();
         decode(batch.data(), (int32_t) batch.size(), 0, round_features_);
         round_costs_.n_rows   = (int32_t) batch.size();
         round_costs_.target_s = watch.seconds();

@@ -25,6 +25,9 @@ class target {
 
     int32_t sample(llama_sampler * sampler, int32_t row) const { return llama_sampler_sample(sampler, ctx_, row); }
 
+    // Rows of the last batch, 0: none yet.  llama.cpp builds its graph anew for another number.
+    int32_t n_rows() const { return (int32_t) pos_.size(); }
+
     // Empties sequence 0.
     void clear();
 
