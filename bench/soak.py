@@ -46,8 +46,14 @@ class Pair:
         self.rng = rng
         self.llm = Llama(target, draft=draft, **settings)
         self.plain = Llama(target, **settings)
+        for llm in (self.llm, self.plain):
+            llm.scores[:] = 0  # else its pages would come one by one, as texts get longer
         self.prompt = "The"
         self.states: list[tuple[Any, str]] = []
+
+    def held(self) -> float:
+        """MiB of the states that it keeps on purpose, with a row of logits a token."""
+        return sum(state.llama_state_size + state.scores.nbytes for state, _ in self.states) / 2**20
 
     def new_prompt(self) -> str:
         """Often one that begins as the last."""
@@ -129,7 +135,9 @@ class Pair:
         return self.complete()
 
 
-KINDS = [name for name in vars(Pair) if not name.startswith("_") and name not in ("new_prompt", "both", "complete")]
+KINDS = [
+    name for name in vars(Pair) if not name.startswith("_") and name not in ("new_prompt", "both", "complete", "held")
+]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -155,7 +163,7 @@ def soak_object(target: str, draft: str, n_threads: int, n: int, limit_s: float)
             mismatches.append({"request": i, "kind": kind, "prompt": pair.prompt})
         if i % 50 == 49:
             trim(0)
-            memory.append(round(resident(), 1))
+            memory.append(round(resident() - pair.held(), 1))
     total = pair.llm.speculation.total
     exact = pair.llm.speculation.exact
     pair.llm.close()
