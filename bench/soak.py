@@ -141,8 +141,10 @@ KINDS = [
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Milliseconds; none of no requests."""
     ordered = sorted(seconds)
+    if not ordered:
+        return {}
     return {f"p{p}": round(1e3 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 1) for p in (50, 90, 99)}
 
 
@@ -216,12 +218,15 @@ def soak_server(target: str, draft: str, n_threads: int, n_clients: int, limit_s
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert server.stdout is not None
-    url = ""
+    url, said = "", []
     for line in server.stdout:
+        said.append(line)
         found = re.search(r"Uvicorn running on (http://[\d.:]+)", line)
         if found:
             url = found[1]
             break
+    if not url:
+        raise SystemExit(f"the server has not started:\n{''.join(said)}")
     threading.Thread(target=lambda: [None for _ in server.stdout or ()], daemon=True).start()
     times: list[float] = []
     wrong: list[str] = []
@@ -285,6 +290,17 @@ def grown(memory: list[float]) -> float:
     return round(median(memory[-third:]) - median(memory[third : 2 * third]), 1)
 
 
+def show(name: str, report: dict[str, Any], path: str | None) -> None:
+    """At once: what one part found is not lost if the next one fails."""
+    if path:
+        with open(path, "w") as f:
+            json.dump(report, f, indent=1)
+    part = report[name]
+    counts = f"{part['requests']} requests, {len(part['mismatches'])} mismatches"
+    print(f"{name}: {counts}, memory {part['mib'][-1:]} MiB, {grown(part['mib']):+} after warm-up")
+    print(f"  ms: {part['latency_ms']}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=2000, help="requests on one object")
@@ -301,17 +317,10 @@ def main() -> int:
         "target": os.path.basename(target),
         "object": soak_object(target, draft, args.threads, args.n, args.seconds),
     }
+    show("object", report, args.json)
     if args.server_seconds:
         report["server"] = soak_server(target, draft, args.threads, args.clients, args.server_seconds)
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump(report, f, indent=1)
-    for name in ("object", "server"):
-        if name in report:
-            part = report[name]
-            counts = f"{part['requests']} requests, {len(part['mismatches'])} mismatches"
-            print(f"{name}: {counts}, memory {part['mib'][-1:]} MiB, {grown(part['mib']):+} after warm-up")
-            print(f"  ms: {part['latency_ms']}")
+        show("server", report, args.json)
     return 1 if any(report[name]["mismatches"] for name in ("object", "server") if name in report) else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,3 +26,12 @@ def test_a_short_soak_finds_no_mismatch_and_leaves_no_server(paths: tuple[str, s
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["object"]["requests"] == 40 and report["object"]["accepted"] > 0
     assert report["server"]["requests"] > 0 and report["server"]["exit_code"] in (0, -15)
+
+
+def test_a_soak_in_which_nothing_was_answered_has_no_percentiles() -> None:
+    spec = importlib.util.spec_from_file_location("soak", SOAK)
+    assert spec and spec.loader
+    soak = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(soak)
+    assert soak.percentiles([]) == {}
+    assert soak.percentiles([0.25]) == {"p50": 250.0, "p90": 250.0, "p99": 250.0}
