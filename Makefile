@@ -12,7 +12,7 @@ SOURCES := $(shell find cpp python third_party -type f) CMakeLists.txt pyproject
 # package sees to that (python/dspark_cpp/_openmp.py), but tests import llama_cpp before it
 TEST_ENV := GOMP_SPINCOUNT=1000
 
-.PHONY: demo test consumers san coverage fuzz cross bench parity check fmt clean
+.PHONY: demo test consumers san tsan valgrind coverage fuzz cross bench parity check fmt clean
 
 $(VENV)/.base:
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,34 @@ san: $(VENV)/.base
 	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/san
 	cd build/san && $(abspath $(BIN))/ctest --output-on-failure
+
+# the C++ tests that run threads, under ThreadSanitizer, with ggml on one thread each: libgomp is not built for it
+tsan: $(VENV)/.base
+	$(BIN)/cmake -S . -B build/tsan -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DDSPARK_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan --target test_threads test_session
+	cd build/tsan && $(abspath $(BIN))/ctest -R "^test_(threads|session)$$" --output-on-failure
+
+# the demo pair under valgrind's memcheck, some minutes a run.  Valgrind has no AVX-512, which pip's build of llama.cpp takes
+# where the machine has it: another one is compiled, once (pip's cache would give the first one, and keep this one)
+VALGRIND := $(abspath build/valgrind)
+$(VALGRIND)/.base:
+	$(PYTHON) -m venv $(VALGRIND)/venv
+	$(VALGRIND)/venv/bin/python -m pip install -q --upgrade pip
+	CMAKE_ARGS=-DGGML_NATIVE=OFF $(VALGRIND)/venv/bin/python -m pip wheel -q --no-cache-dir --no-deps \
+	    --no-binary llama-cpp-python -w $(VALGRIND)/wheels '$(LLAMA)'
+	$(VALGRIND)/venv/bin/python -m pip install -q $(VALGRIND)/wheels/*.whl 'scikit-build-core>=0.10' 'cffi>=1.16' 'cmake>=3.26' ninja
+	touch $@
+
+$(VALGRIND)/.demo: $(VALGRIND)/.base $(SOURCES)
+	$(VALGRIND)/venv/bin/python -m pip install -q --no-build-isolation -Ccmake.build-type=RelWithDebInfo '.[demo]'
+	touch $@
+
+MEMCHECK := PYTHONMALLOC=malloc DSPARK_KERNELS_ISA=avx2 valgrind -q --error-exitcode=9 \
+	--suppressions=tests/valgrind/third_parties.supp $(VALGRIND)/venv/bin/python tests/valgrind/demo_pair.py
+valgrind: $(VALGRIND)/.demo
+	$(MEMCHECK) off
+	$(MEMCHECK) on
 
 # the lines of C++ and Python that the tests run, in build/coverage: a build of its own that counts them
 COVERAGE := $(abspath build/coverage)
