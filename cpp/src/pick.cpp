@@ -1,6 +1,7 @@
 #include "pick.h"
 
 #include "sampler_chain.h"
+#include "verify.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,21 +18,6 @@ float block_max(const float * x, int64_t n) {
         top = x[i] > top ? x[i] : top;
     }
     return top;
-}
-
-// The lowest on ties; only a block that raises the maximum is searched for its place.
-int32_t likeliest_row(const float * x, int64_t n) {
-    float   best    = -INFINITY;
-    int64_t best_at = 0;
-    for (int64_t i = 0; i < n; i += block) {
-        const float top = block_max(x + i, std::min(block, n - i));
-        if (top > best) {
-            best = top;
-            for (best_at = i; x[best_at] != top; ++best_at) {
-            }
-        }
-    }
-    return (int32_t) best_at;
 }
 
 // The n_pick_rows largest, in no order: a heap with the least of them in front, which most blocks do not reach.
@@ -65,7 +51,7 @@ int32_t drawn_row(const float * x, int64_t n, slot_pick & pick) {
     }
     pick.rows.resize(left.size);
     if (!softmax(left)) {
-        const int32_t row = likeliest_row(x, n);
+        const int32_t row = argmax(x, (int32_t) n);
         pick.rows.assign(1, {row, 0.0f, 1.0f});
         return row;
     }
@@ -85,7 +71,7 @@ void pick_rows(ggml_tensor * dst, int ith, int, void * userdata) {
     for (int64_t i = 0; ith == 0 && i < src->ne[1]; ++i) {
         const float * x    = reinterpret_cast<const float *>(static_cast<const char *>(src->data) + (size_t) i * src->nb[1]);
         slot_pick &   pick = static_cast<slot_pick *>(userdata)[i];
-        static_cast<int32_t *>(dst->data)[i] = pick.steps ? drawn_row(x, src->ne[0], pick) : likeliest_row(x, src->ne[0]);
+        static_cast<int32_t *>(dst->data)[i] = pick.steps ? drawn_row(x, src->ne[0], pick) : argmax(x, (int32_t) src->ne[0]);
     }
 }
 

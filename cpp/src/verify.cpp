@@ -5,14 +5,35 @@
 
 namespace dspark {
 
+// Only a block that raises the maximum is searched for its place.  Lanes, since a compiler may not reorder comparisons that a NaN decides.
 int32_t argmax(const float * values, int32_t n) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < n; ++i) {
-        if (values[i] > values[best]) {
-            best = i;
+    constexpr int32_t n_lanes = 16, block = 256;
+    float             best    = values[0];
+    int32_t           best_at = 0;
+    for (int32_t i = 0; i < n; i += block) {
+        const int32_t end  = std::min(i + block, n);
+        const int32_t even = i + (end - i) / n_lanes * n_lanes;
+        float         lanes[n_lanes];
+        std::fill(lanes, lanes + n_lanes, best);
+        for (int32_t j = i; j < even; j += n_lanes) {
+            for (int32_t lane = 0; lane < n_lanes; ++lane) {
+                lanes[lane] = values[j + lane] > lanes[lane] ? values[j + lane] : lanes[lane];
+            }
+        }
+        float top = best;
+        for (float x : lanes) {
+            top = x > top ? x : top;
+        }
+        for (int32_t j = even; j < end; ++j) {
+            top = values[j] > top ? values[j] : top;
+        }
+        if (top > best) {
+            best = top;
+            for (best_at = i; values[best_at] != top; ++best_at) {
+            }
         }
     }
-    return best;
+    return best_at;
 }
 
 bool verification::accept(int32_t token) {

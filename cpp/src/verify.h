@@ -9,7 +9,8 @@
 
 namespace dspark {
 
-// Index of the largest of n values, the lowest on ties.  The first index if none is larger than -inf.
+// Index of the largest of n >= 1 values, the lowest on ties.  As in llama.cpp's greedy sampler a NaN is passed over, and one in front is kept.
+// The first index if none is larger than -inf.
 int32_t argmax(const float * values, int32_t n);
 
 // One verified block under sample-and-match: row i of the target's batch gives the distribution of the token after the

@@ -6,12 +6,37 @@
 #include "test.h"
 #include "verify.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 using namespace dspark;
 
 static const float inf = std::numeric_limits<float>::infinity();
+
+// A NaN in front of 64 logits hid them all from the draft's chain, and only from it.
+static void test_argmax_is_that_of_llama_cpps_greedy_sampler() {
+    for (int n : {1, 2, 15, 16, 17, 255, 256, 257, 300, 600}) {
+        for (int peak : {0, 1, n / 2, n - 1}) {
+            for (int nan : {-1, 0, 1, n / 3, n / 2, n - 1, n}) { // n: all of them
+                std::vector<float> values((size_t) n, -1.0f);
+                values[(size_t) std::min(peak, n - 1)] = 2.0f;
+                values[(size_t) n - 1]                 = 2.0f; // a tie
+                if (nan == n) {
+                    values.assign((size_t) n, NAN);
+                } else if (nan >= 0 && nan < n) {
+                    values[(size_t) nan] = NAN;
+                }
+                int greedy = 0;
+                for (int i = 1; i < n; ++i) {
+                    greedy = values[(size_t) i] > values[(size_t) greedy] ? i : greedy;
+                }
+                ASSERT(argmax(values.data(), n) == greedy);
+            }
+        }
+    }
+}
 
 static void test_argmax() {
     const float rising[]  = {1, 2, 3};
@@ -71,6 +96,7 @@ static void test_depth() {
 
 int main() {
     test_argmax();
+    test_argmax_is_that_of_llama_cpps_greedy_sampler();
     test_verification();
     test_depth();
     return 0;
