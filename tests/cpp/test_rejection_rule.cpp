@@ -147,7 +147,7 @@ static depth_control control_with_head() {
     // the second row is dear and the others are nearly free: one draft may not pay where two do
     for (int i = 0; i < 40; ++i) {
         for (int32_t n = 1; n <= 8; ++n) {
-            control.close_round({100, n, n == 1 ? 1.0 : 1.4 + 0.02 * (n - 2), n > 1, 0.1, n == 1 ? 1 : 2});
+            control.close_round({100, n, n, n == 1 ? 1.0 : 1.4 + 0.02 * (n - 2), n > 1, 0.1, n == 1 ? 1 : 2});
         }
     }
     return control;
@@ -162,14 +162,14 @@ static void test_a_draft_is_decided_on_without_a_look_at_it() {
         for (float & x : logits) {
             x = (float) (8 * uniform() - 4);
         }
-        const int32_t k = control.choose(7, logits, 100, true);
+        const int32_t k = control.choose(7, logits, 100, 1, true);
         n_shorter += k < 7;
-        n_differ += k != control.choose(7, logits, 100);
+        n_differ += k != control.choose(7, logits, 100, 1);
         for (int again = 0; again < 8; ++again) {
             for (size_t later = (size_t) k + 1; later < 7; ++later) {
                 logits[later] = (float) (8 * uniform() - 4);
             }
-            ASSERT(control.choose(7, logits, 100, true) == k);
+            ASSERT(control.choose(7, logits, 100, 1, true) == k);
         }
     }
     ASSERT(n_shorter > 100 && n_differ > 20);
@@ -185,7 +185,7 @@ static void test_a_look_ahead_would_bias_the_text() {
         int           n_zero = 0, n_undrafted = 0;
         for (int i = 0; i < n; ++i) {
             const int32_t x = draw(q, uniform());
-            const int32_t k = control.choose(2, {-0.2f, x == 0 ? 9.0f : -9.0f}, 100, in_order);
+            const int32_t k = control.choose(2, {-0.2f, x == 0 ? 9.0f : -9.0f}, 100, 1, in_order);
             distribution  left  = p;
             const bool    stood = k > 0 && stands(p, q, x, uniform());
             if (k > 0 && !stood) {
