@@ -108,7 +108,7 @@ template <class I, ggml_type type, int n_cols> void quant_tile(const tile_args &
             const vf         m     = has_min ? I::load_f16(halfs + L) : I::zero();
             for (int g = 0; g < f.n_groups; ++g, group += f.group_bytes(L), x += n_cols) {
                 for (int i = 0; i < f.group_bytes(L); i += 64) {
-                    I::prefetch(group + i + 4096);
+                    I::prefetch(group + i + 8192);
                 }
                 vi sum[n_cols];
                 for (int c = 0; c < n_cols; ++c) {

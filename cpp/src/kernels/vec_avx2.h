@@ -96,7 +96,8 @@ struct avx2 {
         return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
     }
 
-    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
+    // Into the second cache: the first can wait for few lines at a time, and what computes waits with them.
+    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T1); }
 };
 
 } // namespace

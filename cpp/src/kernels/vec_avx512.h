@@ -98,7 +98,8 @@ struct avx512 {
     static void store_i8(int8_t * p, vi v) { _mm_storeu_si128((__m128i *) p, _mm512_cvtsepi32_epi8(v)); }
     static int32_t sum(vi v) { return _mm512_reduce_add_epi32(v); }
 
-    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T0); }
+    // Into the second cache: the first can wait for few lines at a time, and what computes waits with them.
+    static void prefetch(const void * p) { _mm_prefetch((const char *) p, _MM_HINT_T1); }
 };
 
 } // namespace
