@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace dspark::kernels {
 
@@ -25,7 +26,8 @@ constexpr int64_t align(int64_t n) { return round_up(n, 64); }
 // mask [n_kv, n_q, ..], sinks [n_head], op [n_dv, n_head, n_q, n_batch]
 //
 // A pass takes n_cols queries of n_heads K/V heads with all query heads that share them; such a (query, head) is a row here.
-// First the threads share out the keys and write all scores of the rows; then they share out the rows and sum up V.  A row's
+// First the threads share out the keys and write all scores of the rows; then they share out the rows and sum up V.  Between
+// the two they wait for each other, so small passes, as those of many sequences with a token each, go n_held at a time.  A row's
 // result is exact in this sense: every score is a sum of its own, the largest score and the sum of the weights do not
 // depend on the order of keys, and each number of V is summed up one key after another.  So it is the same bits for any
 // neighbours, threads and passes; and keys that are masked, which only add zeros, change nothing wherever they lie.
@@ -37,7 +39,9 @@ struct attention {
           width_k(round_up(n_dk, kernels_of_this_machine()->lanes)),
           stride(n_blocks * block_keys + 16), // of the scores of a row: not a power of 2, which would strain the caches
           n_cols(std::min(max_rows / n_group, n_q)),
-          n_heads(std::clamp<int64_t>((int64_t) pass_bytes / 4 * n_threads / (n_cols * n_group * stride), 1, n_head_kv)) {
+          n_heads(std::clamp<int64_t>((int64_t) pass_bytes / 4 * n_threads / (n_cols * n_group * stride), 1, n_head_kv)),
+          head_passes((n_head_kv + n_heads - 1) / n_heads), col_passes((n_q + n_cols - 1) / n_cols), n_passes(head_passes * col_passes * q->ne[3]),
+          n_held(std::clamp<int64_t>((int64_t) pass_bytes * n_threads / score_bytes(), 1, n_passes)) {
         float max_bias;
         memcpy(&scale, op->op_params, sizeof(float));
         memcpy(&max_bias, op->op_params + 1, sizeof(float));
@@ -58,19 +62,20 @@ struct attention {
     const ggml_tensor *       op, * q, * k, * v, * mask, * sinks;
     const attention_kernels & kernels;
     int64_t                   n_dk, n_dv, n_q, n_head_kv, n_group, n_kv, n_blocks, width_k, stride, n_cols, n_heads;
+    int64_t                   head_passes, col_passes, n_passes, n_held;
     int64_t                   n_head_log2;
     bool                      alibi;
     float                     scale, softcap, slope0, slope1;
 
-    // The work buffer: the scores, then for each thread a list of blocks, a block of K or V, the padded queries of a head, weights
-    // and sums.
+    // The work buffer: the scores of each pass held, then for each thread their lists of blocks, a block of K or V, the padded
+    // queries of a head, weights and sums.
     int64_t score_bytes() const { return align(n_heads * n_group * n_cols * stride * 4); }
-    int64_t list_bytes() const { return align(n_blocks * 4); }
+    int64_t list_bytes() const { return align((1 + n_blocks) * 4); }
     int64_t block_bytes() const { return align(block_keys * std::max(width_k, round_up(n_dv, 32)) * 4); }
     int64_t query_bytes() const { return width_k == n_dk ? 0 : align(n_group * n_cols * width_k * 4); }
     int64_t weight_bytes() const { return align(value_rows * block_keys * 4); }
     int64_t sum_bytes() const { return align(value_rows * round_up(n_dv, 32) * 4); }
-    int64_t thread_bytes() const { return list_bytes() + block_bytes() + query_bytes() + weight_bytes() + sum_bytes(); }
+    int64_t thread_bytes() const { return n_held * list_bytes() + block_bytes() + query_bytes() + weight_bytes() + sum_bytes(); }
 
     float slope(int64_t head) const {
         if (!alibi) {
@@ -87,40 +92,45 @@ struct attention {
     int64_t keys_of(int64_t block) const { return std::min<int64_t>(block_keys, n_kv - block * block_keys); }
 };
 
-// One pass: queries col0 .. col0 + n_cols - 1 of the K/V heads head0 .. head0 + n_heads - 1.
+// Pass `index`: queries col0 .. col0 + n_cols - 1 of the K/V heads head0 .. head0 + n_heads - 1.
 struct pass {
-    pass(const attention & a_, const ggml_compute_params & params_, int64_t batch_, int64_t head0_, int64_t col0_)
-        : a(a_), params(params_), batch(batch_), head0(head0_), col0(col0_), n_heads(std::min(a_.n_heads, a_.n_head_kv - head0_)),
-          n_cols(std::min(a_.n_cols, a_.n_q - col0_)), head_rows(n_cols * a_.n_group), n_rows(head_rows * n_heads) {
+    pass(const attention & a_, const ggml_compute_params & params_, int64_t index)
+        : a(a_), params(params_), held(index % a.n_held), batch(index / a.head_passes / a.col_passes), head0(index % a.head_passes * a.n_heads),
+          col0(index / a.head_passes % a.col_passes * a.n_cols), n_heads(std::min(a.n_heads, a.n_head_kv - head0)),
+          n_cols(std::min(a.n_cols, a.n_q - col0)), head_rows(n_cols * a.n_group), n_rows(head_rows * n_heads) {
         char * next       = static_cast<char *>(params.wdata);
         next              = reinterpret_cast<char *>(align(reinterpret_cast<intptr_t>(next)));
         const auto take   = [&next](int64_t bytes) { char * p = next; next += bytes; return p; };
-        scores            = reinterpret_cast<float *>(take(a.score_bytes()));
+        scores            = reinterpret_cast<float *>(take(a.n_held * a.score_bytes()) + held * a.score_bytes());
         next += params.ith * a.thread_bytes();
-        blocks  = reinterpret_cast<int32_t *>(take(a.list_bytes()));
+        n_listed = reinterpret_cast<int32_t *>(take(a.n_held * a.list_bytes()) + held * a.list_bytes());
         floats  = reinterpret_cast<float *>(take(a.block_bytes()));
         padded  = reinterpret_cast<float *>(take(a.query_bytes()));
         weights = reinterpret_cast<float *>(take(a.weight_bytes()));
         sums    = reinterpret_cast<float *>(take(a.sum_bytes()));
-        list_blocks();
     }
 
     const attention &           a;
     const ggml_compute_params & params;
-    int64_t                     batch, head0, col0, n_heads, n_cols, head_rows, n_rows;
+    int64_t                     held, batch, head0, col0, n_heads, n_cols, head_rows, n_rows;
     float *                     scores;
-    int32_t *                   blocks; // those with a key that some row attends to
-    int                         n_listed = 0;
+    int32_t *                   n_listed; // how many blocks have a key that some row attends to; behind it, which
     float *                     floats, * padded, * weights, * sums;
 
     // The query head and column of row r of the pass; rows of the same K/V head lie together.
     int64_t head(int64_t row) const { return head0 * a.n_group + row / n_cols; }
     int64_t col(int64_t row) const { return col0 + row % n_cols; }
 
-    // Part i of n things for this thread.
-    int64_t begin(int64_t n, int i) const { return n * i / params.nth; }
+    const int32_t * blocks() const { return n_listed + 1; }
+
+    // This thread's part of n things: begin and end.  Parts go round the threads from pass to pass, as they are not of one size.
+    std::pair<int64_t, int64_t> part(int64_t n) const {
+        const int64_t i = (params.ith + held) % params.nth;
+        return {n * i / params.nth, n * (i + 1) / params.nth};
+    }
 
     void list_blocks() {
+        *n_listed = 0;
         uint16_t none[block_keys];
         std::fill(none, none + block_keys, minus_inf);
         for (int64_t b = 0; b < a.n_blocks; ++b) {
@@ -131,7 +141,7 @@ struct pass {
                 }
             }
             if (seen) {
-                blocks[n_listed++] = (int32_t) b;
+                n_listed[++*n_listed] = (int32_t) b;
             }
         }
     }
@@ -156,15 +166,16 @@ struct pass {
     }
 
     void score() {
-        const int64_t n_units = n_listed * n_heads, end = begin(n_units, params.ith + 1);
+        list_blocks();
+        const auto [begin, end] = part(*n_listed * n_heads);
         const float * queries[max_rows];
-        int64_t       held = -1;
-        for (int64_t unit = begin(n_units, params.ith); unit < end; ++unit) {
-            const int64_t h = unit / n_listed, block = blocks[unit % n_listed], row0 = h * head_rows;
-            for (int64_t r = 0; held != h && r < head_rows; ++r) {
+        int64_t       last = -1;
+        for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t h = unit / *n_listed, block = blocks()[unit % *n_listed], row0 = h * head_rows;
+            for (int64_t r = 0; last != h && r < head_rows; ++r) {
                 queries[r] = query(row0 + r, r);
             }
-            held      = h;
+            last      = h;
             float * s = scores + row0 * a.stride + block * block_keys;
             a.kernels.scores(queries, (int) head_rows, block_of(a.k, head0 + h, block, 0, a.n_dk, a.width_k, head_rows), a.width_k, s, a.stride);
             for (int64_t r = 0; r < head_rows; ++r) {
@@ -205,8 +216,8 @@ struct pass {
         const int64_t wanted   = (2 * params.nth + n_rows - 1) / n_rows;
         const int64_t slice    = std::max<int64_t>(32, round_up((a.n_dv + wanted - 1) / wanted, 32));
         const int64_t n_slices = (a.n_dv + slice - 1) / slice;
-        const int64_t n_units = n_slices * n_rows, end = begin(n_units, params.ith + 1);
-        for (int64_t unit = begin(n_units, params.ith), n; unit < end; unit += n) {
+        const auto [begin, end] = part(n_slices * n_rows);
+        for (int64_t unit = begin, n; unit < end; unit += n) {
             const int64_t row = unit % n_rows, i = unit / n_rows * slice;
             n = std::min({end - unit, head_rows - row % head_rows, value_rows});
             sum_up(row, n, i, std::min(slice, a.n_dv - i));
@@ -220,15 +231,15 @@ struct pass {
         double        total[value_rows];
         for (int64_t r = 0; r < n_sums; ++r) {
             const float sink = a.sinks ? static_cast<const float *>(a.sinks->data)[head(row0 + r)] : -INFINITY;
-            max[r]           = std::max(a.kernels.largest(scores + (row0 + r) * a.stride, blocks, n_listed), sink);
+            max[r]           = std::max(a.kernels.largest(scores + (row0 + r) * a.stride, blocks(), *n_listed), sink);
             total[r]         = sink > -INFINITY ? std::exp((double) sink - (double) max[r]) : 0;
         }
         memset(sums, 0, (size_t) (n_sums * width) * sizeof(float));
-        for (int b = 0; b < n_listed; ++b) {
+        for (int b = 0; b < *n_listed; ++b) {
             for (int64_t r = 0; r < n_sums; ++r) {
-                total[r] += weigh(row0 + r, blocks[b], max[r], weights + r * block_keys);
+                total[r] += weigh(row0 + r, blocks()[b], max[r], weights + r * block_keys);
             }
-            a.kernels.values(weights, (int) n_sums, block_of(a.v, head0 + row0 / head_rows, blocks[b], i, n, width, n_sums), width, sums);
+            a.kernels.values(weights, (int) n_sums, block_of(a.v, head0 + row0 / head_rows, blocks()[b], i, n, width, n_sums), width, sums);
         }
         for (int64_t r = 0; r < n_sums; ++r) {
             float * sum = sums + r * width;
@@ -250,9 +261,9 @@ struct pass {
     // The same without touching V where the row does not attend: a weight of 0 does not hide what is not finite.
     void sum_up_attended(int64_t row, int64_t i, int64_t n, float max, float * sum) {
         std::fill(sum, sum + n, 0.0f);
-        for (int b = 0; b < n_listed; ++b) {
-            read_block(a.v, head0 + row / head_rows, blocks[b], i, n, round_up(n, kernels_of_this_machine()->lanes));
-            weigh(row, blocks[b], max, weights);
+        for (int b = 0; b < *n_listed; ++b) {
+            read_block(a.v, head0 + row / head_rows, blocks()[b], i, n, round_up(n, kernels_of_this_machine()->lanes));
+            weigh(row, blocks()[b], max, weights);
             for (int64_t j = 0; j < block_keys; ++j) {
                 for (int64_t d = 0; d < n && weights[j] != 0; ++d) {
                     sum[d] = std::fma(weights[j], floats[j * round_up(n, kernels_of_this_machine()->lanes) + d], sum[d]);
@@ -287,22 +298,22 @@ bool attention_supported(const ggml_tensor * op) {
 
 size_t attention_work_size(int n_threads, const ggml_tensor * op) {
     const attention a(op, n_threads);
-    return (size_t) (a.score_bytes() + n_threads * a.thread_bytes() + 64);
+    return (size_t) (a.n_held * a.score_bytes() + n_threads * a.thread_bytes() + 64);
 }
 
 void attention_compute(const ggml_compute_params & params, ggml_tensor * op) {
     const attention a(op, params.nth);
-    for (int64_t batch = 0; batch < a.q->ne[3]; ++batch) {
-        for (int64_t col0 = 0; col0 < a.n_q; col0 += a.n_cols) {
-            for (int64_t head0 = 0; head0 < a.n_head_kv; head0 += a.n_heads) {
-                if (batch + col0 + head0 > 0) {
-                    ggml_private.barrier(params.threadpool); // the last pass's scores have been read
-                }
-                pass p(a, params, batch, head0, col0);
-                p.score();
-                ggml_private.barrier(params.threadpool);
-                p.sum_up();
-            }
+    for (int64_t first = 0; first < a.n_passes; first += a.n_held) {
+        const int64_t end = std::min(first + a.n_held, a.n_passes);
+        if (first > 0) {
+            ggml_private.barrier(params.threadpool); // the last passes' scores have been read
+        }
+        for (int64_t i = first; i < end; ++i) {
+            pass(a, params, i).score();
+        }
+        ggml_private.barrier(params.threadpool);
+        for (int64_t i = first; i < end; ++i) {
+            pass(a, params, i).sum_up();
         }
     }
 }
