@@ -271,9 +271,18 @@ class LlamaHistory(RuleBasedStateMachine):
         self.tokens = self.plain._input_ids.tolist()
         self.look_at_round()
 
-    @rule(part=st.floats(0, 1), ids=texts, sampling=samplings, seed=st.integers(0, 9))
-    def open_stream(self, part: float, ids: list[int], sampling: dict[str, Any], seed: int) -> None:
-        """One that is read in pieces between other calls."""
+    @rule(
+        part=st.floats(0, 1),
+        ids=texts,
+        sampling=samplings,
+        seed=st.integers(0, 9),
+        between=st.sampled_from(["nothing", "eval", "reset", "text"]),
+        n=st.integers(1, 12),
+    )
+    def open_stream(
+        self, part: float, ids: list[int], sampling: dict[str, Any], seed: int, between: str, n: int
+    ) -> None:
+        """One that is read in pieces between other calls, of which one comes at once: few streams live to see more."""
         if len(self.streams) == 3:
             self.streams.pop(0).steps.close()  # type: ignore[attr-defined]
         prompt = self.new_prompt(part, ids)
@@ -287,7 +296,17 @@ class LlamaHistory(RuleBasedStateMachine):
         self.llm.set_seed(seed)
         steps = self.llm.generate(prompt, **arguments(sampling))
         self.streams.append(Stream(prompt, steps, text, draws, []))
-        self.read(self.streams[-1], 1)
+        stream = self.streams[-1]
+        self.read(stream, 1)
+        if between == "eval":
+            self.evaluate(ids)
+        elif between == "reset":
+            self.reset()
+        elif between == "text":
+            self.generate(part, ids, n, {"temp": 0.0}, seed, on=False)
+        else:
+            return
+        self.read(stream, n)
 
     @precondition(lambda self: self.streams)
     @rule(which=st.integers(0, 2), n=st.integers(1, 12))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dspark_cpp import DSparkError, Session, StateError
-from scripted import PROMPT, Recorder, constant
+from scripted import PROMPT, Recorder, constant, copying
 
 
 @pytest.mark.parametrize("exception", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), MemoryError()], ids=repr)
@@ -72,6 +72,41 @@ def test_what_append_raises_comes_out_and_the_session_drafts_on(
         session.settle()
         assert session.n_draft_past == session.n_tokens == len(drafter.rows)
         assert len(drafter.proposed) > 20, "it drafts on"
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3], ids=lambda n: f"{n} kept")
+def test_rows_that_a_rewind_cuts_are_not_owed_to_the_drafter(
+    kept: int, open_tiny: Callable[..., Any], continuation: Callable[..., list[int]]
+) -> None:
+    """It would be given the features of tokens that are no longer there, and every later row at a wrong position."""
+    more = [97, 98, 99]
+    text = [*PROMPT, *continuation("target-qwen3", PROMPT, 10)]
+    cold = Recorder(lambda *_: [], target_layers=[1])
+    with Session(open_tiny(), cold) as session:
+        session.append([*text[: len(PROMPT) + kept], *more])
+    drafter = copying(text, target_layers=[1])
+    append, fail = drafter.append, [False]
+
+    def failing(features: np.ndarray, position: int) -> None:
+        if fail[0]:
+            raise ValueError("mine")
+        append(features, position)
+
+    drafter.append = failing  # type: ignore[method-assign]
+    with Session(open_tiny(), drafter) as session:
+        session.append(PROMPT)
+        for _ in range(5):
+            session.next()
+        fail[0] = True
+        with pytest.raises(ValueError, match="mine"):
+            session.settle()
+        assert len(drafter.rows) == len(PROMPT) and session.n_tokens == session.n_draft_past == len(PROMPT) + 4
+        session.rewind(len(PROMPT) + kept)
+        assert session.n_draft_past == session.n_tokens
+        fail[0] = False
+        session.append(more)
+        assert session.n_draft_past == session.n_tokens == len(drafter.rows)
+    np.testing.assert_allclose(drafter.features(), cold.features(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("proposal", [[7] * 8, [-1], [320], [2**40], ["a"], None, "abc", [1.5], [True], 7], ids=repr)

@@ -299,6 +299,27 @@ def test_samplers_may_change_inside_a_round(session: Callable[..., Session], cha
     assert 0 < one.stats.n_by_rejection < one.stats.draft_n
 
 
+def test_a_sampler_that_chooses_itself_is_asked_inside_a_round_that_was_drawn_for_another(
+    session: Callable[..., Session], chain: Callable[..., Any]
+) -> None:
+    """The reason of the call that began the round would go on to hold: greedy's tokens would be drawn."""
+    one = session("equal")
+    one.append([256, LIVE[0]])
+    greedy, n_inside = chain(llama_cpp.llama_sampler_init_greedy()), 0
+    with Sampler(temp=1.0, seed=1) as drawn:
+        last = one.next(drawn)
+        for _ in range(100):
+            last, written = one.next(drawn), last
+            assert one.match_reason is None
+            begun, n_drawn = one.last_round, one.stats.n_by_rejection
+            last, written = one.next(greedy), last
+            assert last == int(np.argmax(TABLE[written]))
+            assert one.stats.n_by_rejection == n_drawn
+            assert "does not end with a draw" in str(one.match_reason)
+            n_inside += begun is not None and one.last_round.position == begun.position
+    assert n_inside > 20
+
+
 @pytest.mark.parametrize("rule", ["ratio", None, 1, "Match"])
 def test_an_unknown_rule_is_refused(llm: llama_cpp.Llama, rule: Any) -> None:
     with pytest.raises(ArgumentError, match="verify is .*, expected one of match, rejection"):
