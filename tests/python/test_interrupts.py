@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
+from dspark_cpp import BackendError, Llama, Session, open_target
+from dspark_cpp._native import ffi, lib
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs SIGINT")
 
@@ -205,3 +209,122 @@ llm("The", max_tokens=5)
 def test_an_abort_callback_of_the_host_replaces_ours(run_python: Any, tiny_path: Callable[[str], Path]) -> None:
     done = run_python(REPLACED, tiny_path("target-qwen3"))
     assert (done.returncode, done.stdout.strip()) == (0, "llama_decode returned 2 5"), done.stderr
+
+
+class Asker:
+    """An abort callback of the host's: counts the nodes of a graph, and does something at one of them."""
+
+    def __init__(self, llm: Any, act: Callable[[], bool], otherwise: Callable[[], bool] = lambda: False) -> None:
+        self.n, self.at = 0, -1
+
+        def ask(_: Any) -> bool:
+            self.n += 1
+            return act() if self.n - 1 == self.at else otherwise()
+
+        self.callback = llama_cpp.ggml_abort_callback(ask)  # lives as long as the context
+        llama_cpp.llama_set_abort_callback(llm.ctx, self.callback, None)
+
+    def arm(self, at: int) -> None:
+        self.n, self.at = 0, at
+
+
+#: 256 cells hold the window of 24 and a part of 16; the second batch has 20 parts
+PARTS = {"n_ctx": 1024, "n_batch": 320, "n_ubatch": 16, "swa_full": False}
+FIRST = [256, *(97 + i % 26 for i in range(299))]
+SECOND = [97 + i * i % 26 for i in range(320)]
+
+
+def last_position(llm: Any) -> int:
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0))
+
+
+@pytest.mark.parametrize("drafted", [True, False], ids=["drafted", "plain"])
+def test_e5_a_batch_that_a_host_aborts_in_its_last_part_is_not_half_in_a_window(
+    drafted: bool, open_tiny: Callable[..., Any], converted: Callable[..., Path], continuation: Callable[..., list[int]]
+) -> None:
+    """Its first parts have taken the place of what the tokens before it look at, and nobody can put that back."""
+    text = continuation("target-gemma4", [*FIRST, *SECOND], 10, **PARTS)
+    llm = open_tiny("target-gemma4", **PARTS)
+    with Session(llm, converted("spk-dspark-gemma4") if drafted else None, n_threads=1) as session:
+        asker = Asker(llm, lambda: True)
+        session.append(FIRST)
+        asker.arm(-1)
+        session.append(SECOND)
+        n_nodes, emptied = asker.n, []
+        assert n_nodes >= len(SECOND) // PARTS["n_ubatch"]
+        for at in [0, n_nodes // 2, n_nodes * 7 // 10 + 1, n_nodes - 1]:
+            session.rewind(0)
+            session.append(FIRST)
+            asker.arm(at)
+            with pytest.raises(BackendError, match="llama_decode returned 2 for .* aborted"):
+                session.append(SECOND)
+            assert session.tokens == FIRST
+            emptied.append(last_position(llm) < 0)
+            assert emptied[-1] or last_position(llm) == len(FIRST) - 1
+            # the same call again
+            session.append(SECOND)
+            assert [session.next() for _ in text] == text
+        # where a part of the window or all of it is gone, what was held is decoded again with the next call
+        assert emptied == [False, False, True, True]
+
+
+@pytest.mark.parametrize("what", ["Llama plain", "Llama drafted", "Session"])
+def test_e5_a_signal_in_the_last_part_of_a_batch_changes_no_text_of_a_target_with_windows(
+    what: str, tiny_path: Callable[[str], Path], converted: Callable[..., Path], continuation: Callable[..., list[int]]
+) -> None:
+    """A session gives the batch up and decodes what it held again; plain decoding cannot, and waits for its end."""
+    text = continuation("target-gemma4", [*FIRST, *SECOND], 10, **PARTS)
+    target, draft = str(tiny_path("target-gemma4")), converted("spk-dspark-gemma4")
+    settings = {**PARTS, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    session: Session | None = None
+    if what == "Session":
+        llm = open_target(target, **settings)
+        session = Session(llm, draft, n_threads=1)
+    else:
+        llm = Llama(target, draft=draft if what == "Llama drafted" else None, draft_n_max=7, **settings)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *_: handled.append(1))
+
+    def interrupt() -> bool:
+        signal.raise_signal(signal.SIGINT)
+        assert handled  # Python's handler ran in this callback, in the midst of a batch
+        return go_on()
+
+    def go_on() -> bool:
+        return bool(lib.dspark_interrupt_callback(ffi.NULL))
+
+    try:
+        asker = Asker(llm, interrupt, go_on)
+
+        def write(at: int) -> tuple[list[int], int]:
+            """The text behind both batches, with a signal at a node of the second, and how many nodes that asked at."""
+            if session is not None:
+                session.rewind(0)
+                session.append(FIRST)
+                asker.arm(at)
+                session.append(SECOND)
+                steps = iter(session.next, -1)
+            else:
+                llm.reset()
+                llm.eval(FIRST)
+                asker.arm(at)
+                steps = llm.generate([*FIRST, *SECOND], temp=0.0)
+            first = next(steps)
+            n_asked = asker.n
+            return [first, *itertools.islice(steps, len(text) - 1)], n_asked
+
+        got, n_nodes = write(-1)
+        assert got == text
+        for at in [n_nodes // 4, n_nodes - 1]:
+            handled.clear()
+            got, n_asked = write(at)
+            assert got == text and handled == [1]
+            if what == "Llama plain":
+                assert n_asked == n_nodes, "it waits"
+            else:
+                assert n_asked >= at + n_nodes, "given up, and decoded once more"
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if session is not None:
+            session.close()
+        llm.close()
