@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dspark_cpp.bench.arms import PeerArm
 from dspark_cpp.bench.prompts import read_prompts
 from dspark_cpp.cli import main
-from dspark_cpp.errors import ArgumentError, FileError
+from dspark_cpp.errors import ArgumentError, DSparkError, FileError
 
 
 @pytest.fixture
@@ -86,6 +87,31 @@ def test_a_peer_that_is_not_installed_is_named_with_its_package(
     monkeypatch.setattr("dspark_cpp.bench.arms.find_spec", lambda name: None)
     assert main(["bench", *pair, "--prompts", str(prompts), "--peer"]) == 1
     assert capsys.readouterr().err == "dspark-cpp bench: error: --peer needs xllamacpp: pip install xllamacpp\n"
+
+
+@pytest.mark.parametrize(("longest", "n_peers"), [(2, 3), (7, 4)])
+def test_the_peer_is_measured_in_processes_of_its_own(
+    longest: int, n_peers: int, pair: list[str], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A length that was asked for twice ended the report."""
+    pytest.importorskip("xllamacpp", reason="the peer is a test extra")
+    argv = ["bench", *pair, "--prompts", str(prompts), "-n", "8", "-c", "128", "-t", "1", "--no-lookup", "--limit", "1"]
+    assert main([*argv, "--n-max", str(longest), "--peer", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["overall"]
+    peers = {name: row for name, row in report["arms"].items() if name.startswith("peer")}
+    assert len(peers) == n_peers and report["best_peer"] in peers and report["speedup_vs_peer"] > 0
+    for name, row in peers.items():
+        assert (row["draft_n"] > 0) == (name != "peer, no draft") == ("tokens_per_round" in row)
+
+
+def test_a_peer_that_has_ended_is_told_with_its_last_words() -> None:
+    pytest.importorskip("xllamacpp", reason="the peer is a test extra")
+    peer = PeerArm("peer, lost", "none.gguf", None, 0, 0.0, 1)
+    try:
+        with pytest.raises(DSparkError, match=r"the peer \(peer, lost\) has ended: .+"):
+            peer.run([256], 4)
+    finally:
+        peer.close()
 
 
 def test_lines_without_a_prompt_are_named(tmp_path: Path) -> None:

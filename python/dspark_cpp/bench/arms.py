@@ -148,6 +148,7 @@ def make_arms(
     arms.append(LlamaArm("auto", "own", drafting, None))
     if peer:
         arms.append(PeerArm("peer, no draft", target, None, 0, 0.0, n_threads))
-        for n_max, p_min in ((2, 0.0), (3, 0.6), (max(lengths), 0.0)):
+        # each once: where the longest is 2
+        for n_max, p_min in dict.fromkeys(((2, 0.0), (3, 0.6), (max(lengths), 0.0))):
             arms.append(PeerArm(f"peer, {n_max}, p_min {p_min:g}", target, draft, n_max, p_min, n_threads))
     return arms

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import ArgumentError
@@ -88,15 +87,3 @@ class Recipe:
             need(name, getattr(self, name) >= 0, "0 or more")
         need("hard", 0 <= self.hard <= 1, "0 to 1")
         need("held_out", 0 <= self.held_out < 1, "0 to less than 1")
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Recipe:
-        """Raises: ArgumentError: Not a recipe of this version."""
-        try:
-            values: Any = json.loads(text)
-            return cls(**values)
-        except (TypeError, ValueError) as e:
-            raise ArgumentError(f"not a recipe: {e}") from None
