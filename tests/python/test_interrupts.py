@@ -261,6 +261,11 @@ def test_e5_a_batch_that_a_host_aborts_in_its_last_part_is_not_half_in_a_window(
             assert session.tokens == FIRST
             emptied.append(last_position(llm) < 0)
             assert emptied[-1] or last_position(llm) == len(FIRST) - 1
+            if emptied[-1]:
+                asker.arm(n_nodes // 40)  # what is decoded again can be aborted too
+                with pytest.raises(BackendError, match="llama_decode returned 2"):
+                    session.append(SECOND)
+                assert session.tokens == FIRST and last_position(llm) == -1
             # the same call again
             session.append(SECOND)
             assert [session.next() for _ in text] == text

@@ -199,8 +199,7 @@ assert list(itertools.islice(llm.generate(prompt, temp=0.0), 60)) == text
 whole = time.perf_counter() - start
 rng = np.random.default_rng(0)
 n_seen, latest, generator = 0, 0.0, None
-end = time.perf_counter() + 5
-while time.perf_counter() < end:
+while n_seen < 40:
     got = []
     wait = float(rng.uniform(1e-4, whole))
     start = time.perf_counter()
@@ -219,7 +218,6 @@ while time.perf_counter() < end:
         n_seen += 1
         latest = max(latest, time.perf_counter() - start - wait)
     assert got == text[:len(got)], (got, text)
-assert n_seen > 20, n_seen
 assert latest < 5, latest  # a hang, no more: machines are noisy
 assert list(itertools.islice(llm.generate(prompt, temp=0.0), 60)) == text
 assert llm.n_tokens == len(prompt) + 59 and llm._input_ids.tolist() == (prompt + text)[:-1]

@@ -239,6 +239,8 @@ def test_a21_other_spellings_of_the_architecture_are_refused_with_the_wanted_one
         ("dflash.final_logit_softcapping", (-1.0, FLOAT), "softcapping is -1"),
         ("dflash.hyper_connection.count", (4, U32), "hyper_connection.count > 0.* not supported"),
         ("dflash.selector_rank", (4, U32), "selector_rank.* not supported"),
+        ("dflash.rope.dimension_sections", ([1, 2], GGUFValueType.ARRAY), "dimension_sections"),
+        ("dflash.block_size", 0, "block_size is 0"),
         ("tokenizer.ggml.tokens", ["a", "b"], "markov_w1.weight has 320 entries, expected 2"),
     ],
     ids=lambda value: None if isinstance(value, str) and " " in value else repr(value)[:40],

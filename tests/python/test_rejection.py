@@ -320,6 +320,23 @@ def test_a_sampler_that_chooses_itself_is_asked_inside_a_round_that_was_drawn_fo
     assert n_inside > 20
 
 
+def test_c8_a_sampler_that_leaves_no_token_writes_what_it_writes_plainly(
+    session: Callable[..., Session], chain: Callable[..., Any]
+) -> None:
+    """There is no distribution to divide the draft's by."""
+    with session("good", "match", n_draft_max=0) as alone:
+        plain = words(alone, chain(Witness(tuple(range(V))), dist()), 8)
+    one = session("good")
+    one.append([256, LIVE[0]])
+    everything, written = chain(Witness(tuple(range(V))), dist()), []
+    with Sampler(temp=1.0, seed=1) as drawn:
+        for _ in range(8):
+            for _ in range(2):  # the first of them opens a round of drafts, and the last is banned
+                one.next(drawn)
+            written.append(one.next(everything))
+    assert set(written) <= set(plain)
+
+
 @pytest.mark.parametrize("rule", ["ratio", None, 1, "Match"])
 def test_an_unknown_rule_is_refused(llm: llama_cpp.Llama, rule: Any) -> None:
     with pytest.raises(ArgumentError, match="verify is .*, expected one of match, rejection"):

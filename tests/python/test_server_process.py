@@ -220,3 +220,24 @@ def test_a_misspelled_key_of_a_config_file_gets_a_hint(settings: dict[str, Any],
     assert process.process.wait(60) == 2
     process._reader.join(5)
     assert "models.0.draft_nmax is not a setting; did you mean draft_n_max?" in "".join(process.output)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("empty.json", "{}", "empty.json has no models, expected at least one"),
+        ("typo.yaml", "models:\n- draft_nmax: 3\n  model: m.gguf\n", "draft_nmax is not a setting"),
+        ("none.yml", "models:\n- n_ctx: 8\n", "no model is given (--model FILE.gguf)"),
+    ],
+)
+def test_a_config_file_in_json_or_yaml_that_is_of_no_use_says_why(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    if not name.endswith(".json"):
+        pytest.importorskip("yaml")
+    config = tmp_path / name
+    config.write_text(text)
+    process = Process("--config_file", config)
+    assert process.process.wait(60) == 2
+    process._reader.join(5)
+    assert words in "".join(process.output) and "Traceback" not in "".join(process.output)

@@ -251,8 +251,7 @@ assert list(session.generate(prompt, max_tokens=60, stop_at_eog=False)) == text
 whole = time.perf_counter() - start
 rng = np.random.default_rng(0)
 n_seen = 0
-end = time.perf_counter() + 5
-while time.perf_counter() < end:
+while n_seen < 40:
     got = []
     try:
         try:
@@ -267,7 +266,6 @@ while time.perf_counter() < end:
     assert got == text[:len(got)]
     assert session.tokens == (prompt + text)[:session.n_tokens]
     assert n_seen == due, "an interrupt was swallowed"
-assert n_seen > 20, n_seen
 session.reset()
 assert list(session.generate(prompt, max_tokens=60, stop_at_eog=False)) == text
 session.close()

@@ -229,6 +229,17 @@ def test_prompts_that_are_all_too_long_are_refused(job):
     refused(dataclasses.replace(job, max_prompt=8), errors.ArgumentError, "at most 8 tokens")
 
 
+def test_a_target_that_writes_no_prompts_itself_is_told_to_get_them_in_files(job, target, tmp_path):
+    """The file of responses, which nobody had begun, could not be read."""
+    from gguf import GGUFValueType
+    from gguf_edit import edit
+    from test_train_prompts import TEMPLATE
+
+    chat = edit(target, tmp_path / "chat.gguf", keys={"tokenizer.chat_template": (TEMPLATE, GGUFValueType.STRING)})
+    alone = dataclasses.replace(job, target=chat, prompts=(), n_prompts=8, max_prompt=24)
+    refused(alone, errors.ArgumentError, "wrote no prompt of use by itself; give prompts in files")
+
+
 def test_a_disk_that_is_too_small_is_noticed_before(job, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 99, 1))
     refused(job, errors.FileError, "are needed, but 0.0 are free")

@@ -24,6 +24,8 @@ def read_json(path: Path) -> dict[str, Any]:
         if size > _MAX_JSON_BYTES:
             raise FileError(f"{path}: {size} bytes, but a JSON file of at most {_MAX_JSON_BYTES} bytes is expected")
         text = path.read_text(encoding="utf-8")
+    except FileError:
+        raise  # an OSError too
     except FileNotFoundError:
         raise FileError(f"{path}: no such file") from None
     except UnicodeDecodeError as e:

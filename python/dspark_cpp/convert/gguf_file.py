@@ -121,6 +121,8 @@ class GGUFFile:
                 if size < 24:
                     raise FileError(f"{path}: {size} bytes, but a GGUF file has a header of 24")
                 self.map = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileError:
+            raise  # an OSError too
         except FileNotFoundError:
             raise FileError(f"{path}: no such file") from None
         except OSError as e:

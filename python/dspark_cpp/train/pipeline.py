@@ -173,6 +173,8 @@ def _prompts(run: Run, bar: Bar) -> list[Prompt]:
                 )
             finally:
                 progress.close()
+            if not found:
+                raise ArgumentError(f"{run.target}: the target wrote no prompt of use by itself; give prompts in files")
         order = np.random.default_rng([run.recipe.seed, 0]).permutation(len(found))
         lines = (json.dumps(found[i]._asdict(), separators=(",", ":")) for i in order)
         write_atomically(path, "".join(f"{line}\n" for line in lines).encode(), "the prompts")
