@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +28,7 @@ from dspark_cpp.train import pipeline  # noqa: E402
 from dspark_cpp.train import responses as responses_stage  # noqa: E402
 from dspark_cpp.train.pipeline import Run, run_training  # noqa: E402
 from dspark_cpp.train.recipe import Recipe  # noqa: E402
+from dspark_cpp.train.shards import ShardReader  # noqa: E402
 
 #: what the tiny target knows by heart begins so
 TEXT = "The lighthouse at the end of the stone pier had two keepers, an old one and a young one. The old keeper wound"
@@ -142,6 +146,25 @@ def test_stopped_in_any_stage_and_gone_on_with_it_ends_as_if_never_stopped(stop,
     assert (parts.out / "draft.gguf").stat().st_mtime_ns == stamp
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGTERM cannot be caught here")
+def test_sigterm_while_responses_are_made_leaves_no_process_and_no_noise(target, prompts, tmp_path):
+    """It killed the command, whose worker processes then complained about what it had left open."""
+    command = [sys.executable, "-u", "-m", "dspark_cpp", "train", "--target", str(target), "--prompts", str(prompts)]
+    command += ["-o", str(tmp_path / "run"), "-t", "1", "--steps", "1", "--vocab", "128"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = ""
+        while "responses" not in told:
+            told += process.stderr.read(1)
+            assert process.poll() is None or "responses" in told, told
+        os.kill(process.pid, signal.SIGTERM)
+        told += process.stderr.read()
+    assert process.returncode == 130, told
+    assert "stopped; the same command goes on" in told
+    assert "leaked" not in told
+    assert "Traceback" not in told
+
+
 def test_heads_alone_fit_a_draft_to_a_changed_target(job, target, tmp_path):
     from gguf_edit import edit
 
@@ -160,13 +183,26 @@ def test_heads_alone_fit_a_draft_to_a_changed_target(job, target, tmp_path):
     assert numbers["after"]["mean_accepted_length"] > numbers["before"]["mean_accepted_length"] + 0.1
 
 
+def test_features_of_several_runs_are_trained_on_together(job, tmp_path, prompts):
+    job = dataclasses.replace(job, recipe=dataclasses.replace(RECIPE, steps=2))
+    other = dataclasses.replace(job, out=tmp_path / "other", recipe=dataclasses.replace(RECIPE, steps=2, seed=7))
+    both = dataclasses.replace(
+        job, prompts=(), features=(job.out / "features", other.out / "features"), out=tmp_path / "both"
+    )
+    for run in (job, other):
+        assert any(line.startswith("data:") for line in go(run))
+    n = sum(len(ShardReader(folder)) for folder in both.features)
+    told = next(line for line in go(both) if line.startswith("data:"))
+    assert sum(int(number) for number in re.findall(r"(\d+) (?:sequences|more)", told)) == n
+
+
 def test_features_of_one_run_serve_another(job, tmp_path):
     job = dataclasses.replace(job, recipe=dataclasses.replace(RECIPE, steps=2))
     go(job)
     other = dataclasses.replace(
         job,
         prompts=(),
-        features=job.out / "features",
+        features=(job.out / "features",),
         out=tmp_path / "other",
         recipe=dataclasses.replace(RECIPE, steps=3),
     )
@@ -252,7 +288,7 @@ def test_features_of_another_target_are_refused(job, tiny_path, tmp_path):
     data = bytearray(job.target.read_bytes())
     data[-1] ^= 1
     other.write_bytes(data)
-    wrong = dataclasses.replace(job, target=other, prompts=(), features=job.out / "features", out=tmp_path / "other")
+    wrong = dataclasses.replace(job, target=other, prompts=(), features=(job.out / "features",), out=tmp_path / "other")
     refused(wrong, errors.MismatchError, "target_sha256")
 
 

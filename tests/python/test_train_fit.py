@@ -82,7 +82,7 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 def trained(folder: Path, target: Path, features: Path, recipe: Recipe = RECIPE, **settings):
     folder.mkdir(exist_ok=True)
-    fit = open_fit(folder, target, features, recipe, **settings)
+    fit = open_fit(folder, target, (features,), recipe, **settings)
     train_fit(fit)
     return fit
 
@@ -101,7 +101,7 @@ def test_an_interrupted_training_that_goes_on_equals_an_uninterrupted_one(stop_a
 
     folder = tmp_path / "parts"
     folder.mkdir()
-    fit = open_fit(folder, target, features, RECIPE)
+    fit = open_fit(folder, target, (features,), RECIPE)
 
     def interrupt(numbers):
         if numbers["step"] == stop_at:
@@ -119,7 +119,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(target, features
     folder = tmp_path / "killed"
     folder.mkdir()
     recipe = dataclasses.replace(RECIPE, checkpoint_seconds=1e-9)  # after every step
-    fit = open_fit(folder, target, features, recipe)
+    fit = open_fit(folder, target, (features,), recipe)
 
     class Killed(BaseException):
         pass
@@ -147,7 +147,7 @@ def test_time_for_which_the_process_was_stopped_is_not_training(target, features
 
     (tmp_path / "run").mkdir()
     recipe = dataclasses.replace(RECIPE, steps=0, minutes=0.5, checkpoint_seconds=1e9)
-    fit = open_fit(tmp_path / "run", target, features, recipe)
+    fit = open_fit(tmp_path / "run", target, (features,), recipe)
     monkeypatch.setattr("dspark_cpp.train.loop.time.monotonic", monotonic)
     steps = []
     train_fit(fit, lambda numbers: steps.append(numbers["step"]))
@@ -165,7 +165,7 @@ def test_heads_only_changes_nothing_but_the_heads(target, features, tmp_path):
     first = trained(tmp_path / "first", target, features)
     draft = write_gguf_of_fit(first, "f32")
     (tmp_path / "heads").mkdir()
-    fit = open_fit(tmp_path / "heads", target, features, RECIPE, draft=draft, heads_only=True)
+    fit = open_fit(tmp_path / "heads", target, (features,), RECIPE, draft=draft, heads_only=True)
     before = weights(fit)
     train_fit(fit)
     changed = {name for name, p in weights(fit).items() if not torch.equal(p, before[name])}
@@ -186,7 +186,7 @@ def test_a_draft_comes_back_from_its_file_as_it_was(layout, n_vocab, markov, tar
     fit = trained(tmp_path / "run", target, features, recipe)
     draft = write_gguf_of_fit(fit, "f32")
     (tmp_path / "again").mkdir()
-    again = open_fit(tmp_path / "again", target, features, recipe, draft=draft)
+    again = open_fit(tmp_path / "again", target, (features,), recipe, draft=draft)
     assert again.model.shape == fit.model.shape
     for name, p in weights(again).items():
         if name != "embed_tokens.weight" and not (name == "lm_head.weight" and n_vocab == 0):
@@ -199,19 +199,19 @@ def test_features_of_another_target_are_refused(tiny_path, target, features, tmp
     data[-1] ^= 1
     other.write_bytes(data)
     with pytest.raises(errors.MismatchError, match="target_sha256"):
-        open_fit(tmp_path, other, features, RECIPE)
+        open_fit(tmp_path, other, (features,), RECIPE)
 
 
 def test_a_draft_with_other_taps_than_the_features_is_refused(target, features, converted, tmp_path):
     with pytest.raises(errors.MismatchError, match=r"inputs of layers \[2, 3\], but .* takes"):
-        open_fit(tmp_path, target, features, RECIPE, draft=converted("deepspec-qwen3-vanilla"))
+        open_fit(tmp_path, target, (features,), RECIPE, draft=converted("deepspec-qwen3-vanilla"))
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(target, features, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     trained(folder, target, features, dataclasses.replace(RECIPE, steps=3))
     kept = (folder / "checkpoint.safetensors").read_bytes()
-    fit = open_fit(folder, target, features, RECIPE)
+    fit = open_fit(folder, target, (features,), RECIPE)
 
     def full(fd):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_is_named(target, features, tmp_path):
     folder.mkdir()
     (folder / "checkpoint.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     with pytest.raises(errors.FormatError, match="damaged"):
-        train_fit(open_fit(folder, target, features, RECIPE))
+        train_fit(open_fit(folder, target, (features,), RECIPE))
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,20 @@ def test_shards_of_another_target_are_refused(tmp_path: Path) -> None:
         ShardReader(tmp_path, target_sha256="d" * 64)
 
 
+def test_several_folders_are_read_one_after_the_other_and_must_be_of_one_kind(tmp_path: Path) -> None:
+    for name, numbers, seed in (("a", range(5), 7), ("b", range(5, 9), 8), ("c", range(2), 7)):
+        identity = {**IDENTITY, "seed": seed} | ({"taps": [1, 2]} if name == "c" else {})
+        with ShardWriter(tmp_path / name, **identity) as writer:
+            for number in numbers:
+                writer.add(sample(number))
+    reader = ShardReader(tmp_path / "a", tmp_path / "b")
+    assert reader.n_tokens == sum(len(sample(i).tokens) for i in range(9))
+    for number, found in enumerate(reader.sequences()):
+        require_equal(found, sample(number))
+    with pytest.raises(MismatchError, match=r"training data in .*c has the taps \[1, 2\], expected"):
+        ShardReader(tmp_path / "a", tmp_path / "c")
+
+
 @pytest.mark.parametrize("name", ["tokens", "features", "top_ids", "top_probs", "sequence_start", "prompt_length"])
 def test_a_truncated_or_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -62,7 +63,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--n-prompts", type=int, default=4000, metavar="N", help="how many it writes (4000)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="folder of the run")
-    parser.add_argument("--features", type=Path, metavar="DIR", help="features of another run, instead of prompts")
+    parser.add_argument(
+        "--features",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="features of other runs, RUN/features, instead of prompts",
+    )
     parser.add_argument("--from", dest="draft", type=Path, metavar="DRAFT.gguf", help="train on an existing draft")
     parser.add_argument(
         "--heads-only",
@@ -116,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         recipe=Recipe(**chosen),
         draft=args.draft,
         heads_only=args.heads_only,
-        features=args.features,
+        features=tuple(args.features),
         taps=tuple(args.taps),
         n_prompts=args.n_prompts,
         max_prompt=args.max_prompt,
@@ -127,11 +135,15 @@ def run(args: argparse.Namespace) -> int:
         outtype=args.outtype,
         verifier=args.verifier,
     )
+    # as SIGINT: what has been begun is ended, worker processes included
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         print(run_training(job, _tell, _bar))
     except KeyboardInterrupt:
         _tell("stopped; the same command goes on")
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -62,7 +62,7 @@ class Fit:
 def open_fit(
     folder: Path,
     target: Path,
-    features: Path,
+    features: tuple[Path, ...],
     recipe: Recipe,
     *,
     draft: Path | None = None,
@@ -74,7 +74,7 @@ def open_fit(
     Raises: MismatchError: Features, target and draft do not belong together. FileError, FormatError: One of them cannot
     be read.
     """
-    reader = ShardReader(features, target_sha256=file_sha256(target))
+    reader = ShardReader(*features, target_sha256=file_sha256(target))
     target_file = GGUFFile(target)
     data = split(reader, recipe.held_out, recipe.seed)
     taps = tuple(reader.manifest["taps"])
@@ -84,7 +84,7 @@ def open_fit(
         check_target(shape, target_file)
         if shape.taps != taps:
             raise MismatchError(
-                f"the features in {features} are inputs of layers {list(taps)}, but {draft} takes {list(shape.taps)}"
+                f"the features in {features[0]} are inputs of layers {list(taps)}, but {draft} takes {list(shape.taps)}"
             )
         model = draft_from_draft(draft_file, target_file, shape)
     else:

@@ -49,7 +49,7 @@ class Run:
     """What `dspark-cpp train` is asked for. Paths that are None are not used.
 
     * draft: an existing draft to train on; heads_only: only what comes after its layers.
-    * features: the features of another run, instead of prompts.
+    * features: the features of other runs, instead of prompts.
     * n_prompts: how many the target writes itself, where there are neither prompts nor features.
     * max_prompt, max_response: tokens; longer prompts are left out, longer responses cut.
     * max_disk: GiB that the features may take; what does not fit is left out.
@@ -61,7 +61,7 @@ class Run:
     recipe: Recipe
     draft: Path | None = None
     heads_only: bool = False
-    features: Path | None = None
+    features: tuple[Path, ...] = ()
     taps: tuple[int, ...] = ()
     n_prompts: int = 4000
     max_prompt: int = 512
@@ -78,7 +78,7 @@ class Run:
         if self.draft is not None and self.taps:
             raise ArgumentError("the taps are those of the draft; they cannot be chosen with --from")
         if self.prompts and self.features:
-            raise ArgumentError("prompts are of no use beside the features of another run; give one of them")
+            raise ArgumentError("prompts are of no use beside the features of other runs; give one of them")
         for name in ("max_prompt", "max_response", "n_prompts"):
             if getattr(self, name) < 8:
                 raise ArgumentError(f"{name} is {getattr(self, name)}, but 8 or more is needed")
@@ -112,7 +112,7 @@ def run_training(run: Run, tell: Tell, bar: Bar) -> Path:
         check_target(draft_shape(GGUFFile(run.draft)), GGUFFile(run.target))
     open_target(run.target)  # refused here, if it is no target
     _claim(run)
-    features = run.features or _make_features(run, tell, bar)
+    features = run.features or (_make_features(run, tell, bar),)
     return _fit(run, features, tell, bar)
 
 
@@ -121,7 +121,7 @@ def _claim(run: Run) -> None:
     about: dict[str, Any] = {
         "target": file_sha256(run.target),
         "prompts": [file_sha256(path) for path in run.prompts],
-        "features": str(run.features.resolve()) if run.features else None,
+        "features": [str(folder.resolve()) for folder in run.features],
         "draft": file_sha256(run.draft) if run.draft else None,
         "heads_only": run.heads_only,
         "taps": list(run.taps),
@@ -285,7 +285,7 @@ def _tokens_per_second(run: Run) -> float:
         llm.close()
 
 
-def _fit(run: Run, features: Path, tell: Tell, bar: Bar) -> Path:
+def _fit(run: Run, features: tuple[Path, ...], tell: Tell, bar: Bar) -> Path:
     import torch
 
     from .fit import evaluate_fit, open_fit, train_fit, write_gguf_of_fit

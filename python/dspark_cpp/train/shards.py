@@ -35,7 +35,8 @@ FORMAT = "dspark-features"
 VERSION = 1
 _MANIFEST = "manifest.json"
 #: what makes shards of two runs one set; settings are only told
-_IDENTITY = ("target_sha256", "tokenizer_sha256", "taps", "n_embd", "n_vocab", "top_k", "seed")
+_KIND = ("target_sha256", "tokenizer_sha256", "taps", "n_embd", "n_vocab", "top_k")
+_IDENTITY = (*_KIND, "seed")
 
 Array = npt.NDArray[Any]
 
@@ -250,7 +251,7 @@ def _disk(folder: Path) -> Iterator[None]:
 
 
 class ShardReader:
-    """Reads the sequences of a folder of shards, by number, without loading them.
+    """Reads the sequences of one or more folders of shards, by number, without loading them.
 
     ``refresh()`` looks for shards that a run has added meanwhile.
 
@@ -259,33 +260,45 @@ class ShardReader:
         check: Compare the checksums of all files, which reads them once; otherwise only their sizes.
 
     Raises:
-        FileError: The folder, or a file that the manifest names, is missing or unreadable.
-        FormatError: A file is damaged or truncated. MismatchError: The shards are of another target.
+        FileError: A folder, or a file that a manifest names, is missing or unreadable.
+        FormatError: A file is damaged or truncated.
+        MismatchError: The shards are of another target, or of several kinds.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], *, target_sha256: str | None = None, check: bool = False
-    ) -> None:
-        self.folder = Path(folder)
+    def __init__(self, *folders: str | os.PathLike[str], target_sha256: str | None = None, check: bool = False) -> None:
+        self.folders = [Path(folder) for folder in folders]
         self._check = check
         self._shards: list[dict[str, Array]] = []
         self._place: list[tuple[int, int]] = []  # of each sequence, its shard and its number there
-        self.manifest = _read_manifest(self.folder)
-        if target_sha256 is not None:
-            _require_same(self.folder, self.manifest, {"target_sha256": target_sha256})
+        self._manifests = [_read_manifest(folder) for folder in self.folders]
+        self._n_opened = [0] * len(self.folders)
+        kind = self._identity(0, _KIND) | ({"target_sha256": target_sha256} if target_sha256 is not None else {})
+        for folder, manifest in zip(self.folders, self._manifests, strict=True):
+            _require_same(folder, manifest, kind)
         self.refresh()
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Of the first folder: target, tokenizer, taps and widths are those of all."""
+        return self._manifests[0]
+
+    def _identity(self, i: int, keys: tuple[str, ...]) -> dict[str, Any]:
+        return {key: self._manifests[i][key] for key in keys}
 
     def refresh(self) -> int:
         """Opens the shards that are new; returns the number of sequences."""
-        manifest = _read_manifest(self.folder)
-        _require_same(self.folder, manifest, {key: self.manifest[key] for key in _IDENTITY})
-        self.manifest = manifest
-        for shard in self.manifest["shards"][len(self._shards) :]:
-            self._place += [(len(self._shards), i) for i in range(shard["n_sequences"])]
-            self._shards.append(self._open(shard))
+        for i, folder in enumerate(self.folders):
+            manifest = _read_manifest(folder)
+            _require_same(folder, manifest, self._identity(i, _IDENTITY))
+            self._manifests[i] = manifest
+            for shard in manifest["shards"][self._n_opened[i] :]:
+                opened = self._open(folder, shard)
+                self._place += [(len(self._shards), k) for k in range(shard["n_sequences"])]
+                self._shards.append(opened)
+                self._n_opened[i] += 1
         return len(self)
 
-    def _open(self, shard: dict[str, Any]) -> dict[str, Array]:
+    def _open(self, folder: Path, shard: dict[str, Any]) -> dict[str, Array]:
         n, s, k = shard["n_tokens"], shard["n_sequences"], self.manifest["top_k"]
         columns: dict[str, tuple[Any, tuple[int, ...]]] = {
             "tokens": (np.int32, (n,)),
@@ -297,7 +310,7 @@ class ShardReader:
         }
         opened = {}
         for column, (dtype, shape) in columns.items():
-            path = self.folder / shard["name"] / f"{column}.npy"
+            path = folder / shard["name"] / f"{column}.npy"
             told = shard["files"].get(path.name, {})
             try:
                 size = path.stat().st_size
@@ -322,16 +335,16 @@ class ShardReader:
         starts = np.asarray(opened["sequence_start"])
         lengths = np.asarray(opened["prompt_length"])
         if starts[0] != 0 or starts[-1] != n or (np.diff(starts) < lengths).any() or (lengths < 1).any():
-            raise FormatError(f"{self.folder / shard['name']} is damaged: its sequences do not cover its {n} tokens")
+            raise FormatError(f"{folder / shard['name']} is damaged: its sequences do not cover its {n} tokens")
         return opened
 
     @property
     def n_tokens(self) -> int:
-        return sum(shard["n_tokens"] for shard in self.manifest["shards"])
+        return sum(shard["n_tokens"] for manifest in self._manifests for shard in manifest["shards"])
 
     @property
     def n_response_tokens(self) -> int:
-        return sum(shard["n_response_tokens"] for shard in self.manifest["shards"])
+        return sum(shard["n_response_tokens"] for manifest in self._manifests for shard in manifest["shards"])
 
     def __len__(self) -> int:
         return len(self._place)
