@@ -7,6 +7,7 @@
 #include "toy.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -1179,7 +1180,8 @@ static void test_failing_decode_in_parts(llama_model * model) {
 
 // A signal comes at a node of a graph, in the midst of a batch.  The batch is given up, quietly, the host's handler has run, and the
 // call may be repeated.
-static int n_handled = 0, n_lines = 0;
+static int              n_handled = 0;
+static std::atomic<int> n_lines   = 0; // threads write to the log at once
 
 static void on_signal(int) {
     ++n_handled;
@@ -1214,7 +1216,8 @@ static void test_interrupts(llama_model * model) {
 
     for (int at = 0; at < n_prompt; at += 1 + n_prompt / 20) {
         ASSERT_OK(dspark_session_rewind(s, 0));
-        n_asked = n_handled = n_lines = 0;
+        n_asked = n_handled = 0;
+        n_lines = 0;
         abort_at                      = at;
         int32_t n                     = 5;
         dspark_interrupts_begin();
