@@ -45,11 +45,14 @@ template <class W> void gather_plain(const float * x, int64_t n_k, int i, int n_
     }
 }
 
-// Four rows times n_cols columns at a time.
+// Four rows times n_cols columns at a time.  With several columns the rows go side by side, so that a number of a column that
+// was read serves all of them.  With one column they go one by one where vectors are wide enough for that: a single stream is
+// what processors fetch ahead fastest, and by themselves.
 template <class I, class W, int n_cols> void plain_tile(const tile_args & args) {
     using weight           = typename W::weight;
     using vf               = typename I::vf;
     constexpr int R        = 4;
+    constexpr int P        = n_cols == 1 ? I::lone_rows : R; // side by side
     constexpr int S        = W::step;
     const int64_t n_whole  = args.n_k / S * S;
     for (int64_t row0 = 0; row0 < args.n_rows; row0 += R) {
@@ -66,31 +69,33 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
             }
         }
         const char * ahead = args.weights + (size_t) row0 * args.stride + 8192; // rows of a weight lie one behind another
-        const auto * x     = reinterpret_cast<const typename W::number *>(args.activations);
-        const auto   step  = [&acc, &x](const weight * const (&from)[R], int64_t k) {
-            for (int r = 0; r < R; ++r) {
-                const auto w = W::load(from[r] + k);
-                for (int c = 0; c < n_cols; ++c) {
-                    acc[r][c] = W::add(acc[r][c], w, W::load_column(x + c * S));
+        for (int r0 = 0; r0 < R; r0 += P) {
+            const auto * x    = reinterpret_cast<const typename W::number *>(args.activations);
+            const auto   step = [&acc, &x, r0](const weight * const * from, int64_t k) {
+                for (int r = 0; r < P; ++r) {
+                    const auto w = W::load(from[r] + k);
+                    for (int c = 0; c < n_cols; ++c) {
+                        acc[r0 + r][c] = W::add(acc[r0 + r][c], w, W::load_column(x + c * S));
+                    }
                 }
+                x += n_cols * S;
+            };
+            for (int64_t k = 0; k < n_whole; k += S) {
+                for (size_t i = 0; P > 1 && i < P * S * sizeof(weight); i += 64) {
+                    I::prefetch(ahead + i);
+                }
+                ahead += P * S * sizeof(weight);
+                step(rows + r0, k);
             }
-            x += n_cols * S;
-        };
-        for (int64_t k = 0; k < n_whole; k += S) {
-            for (size_t i = 0; i < R * S * sizeof(weight); i += 64) {
-                I::prefetch(ahead + i);
+            if (n_whole < args.n_k) {
+                weight         last[P][S] = {};
+                const weight * from[P];
+                for (int r = 0; r < P; ++r) {
+                    memcpy(last[r], rows[r0 + r] + n_whole, (size_t) (args.n_k - n_whole) * sizeof(weight));
+                    from[r] = last[r];
+                }
+                step(from, 0);
             }
-            ahead += R * S * sizeof(weight);
-            step(rows, k);
-        }
-        if (n_whole < args.n_k) {
-            weight         last[R][S] = {};
-            const weight * from[R];
-            for (int r = 0; r < R; ++r) {
-                memcpy(last[r], rows[r] + n_whole, (size_t) (args.n_k - n_whole) * sizeof(weight));
-                from[r] = last[r];
-            }
-            step(from, 0);
         }
         const int64_t n = args.n_rows - row0;
         for (int c = 0; c < n_cols; ++c) {

@@ -14,6 +14,7 @@ struct avx2 {
     static constexpr int q8_bias    = 0;
     static constexpr int quant_cols = 4;
     static constexpr int plain_cols = 3;
+    static constexpr int lone_rows  = 4;
 
     using vf = __m256;
     using vi = __m256i;

@@ -14,6 +14,7 @@ struct avx512 {
     static constexpr int q8_bias    = 128; // dot() takes unsigned weights
     static constexpr int quant_cols = 8;
     static constexpr int plain_cols = 6;
+    static constexpr int lone_rows  = 1;
 
     using vf = __m512;
     using vi = __m512i;

@@ -14,6 +14,7 @@ struct neon {
     static constexpr int q8_bias    = 0;
     static constexpr int quant_cols = 8;
     static constexpr int plain_cols = 5;
+    static constexpr int lone_rows  = 4;
 
     using vf = float32x4_t;
     using vi = int32x4_t;
