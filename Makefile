@@ -80,17 +80,36 @@ valgrind: $(VALGRIND)/.demo
 	$(MEMCHECK) off
 	$(MEMCHECK) on
 
-# the lines of C++ and Python that the tests run, in build/coverage: a build of its own that counts them
+# the lines of C++ and Python that the tests run, in build/coverage: a build of its own that counts them.  Each file of tests is a
+# part: called again it goes on behind those that are done (`rm -r build/coverage` begins anew), -j runs several at once.  What fails
+# under the counters, as on a disk that is full, is told and counted all the same: whether tests pass is for `make test`
 COVERAGE := $(abspath build/coverage)
-coverage: $(VENV)/.test
-	$(BIN)/python -m pip install -q gcovr pytest-cov
-	rm -rf build/coverage
-	$(BIN)/python -m pip install -q --no-build-isolation --no-deps --target build/coverage/site -Cbuild-dir=build/coverage/cmake \
+COVERAGE_PARTS := $(patsubst %.py,$(COVERAGE)/done/%,$(shell find tests -name 'test_*.py'))
+COVERAGE_ENV := PYTHONPATH=$(COVERAGE)/site COVERAGE_FILE=$(COVERAGE)/python/data $(TEST_ENV)
+$(COVERAGE)/.built: $(VENV)/.test
+	$(BIN)/python -m pip install -q 'gcovr>=8' 'coverage>=7.10'
+	rm -rf $(COVERAGE)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps --target $(COVERAGE)/site -Cbuild-dir=build/coverage/cmake \
 	    -Ccmake.define.DSPARK_PROBE=ON -Ccmake.define.DSPARK_TESTS=ON -Ccmake.define.CMAKE_C_FLAGS=--coverage \
-	    -Ccmake.define.CMAKE_CXX_FLAGS='--coverage -fprofile-update=atomic' .
-	cd build/coverage/cmake && $(abspath $(BIN))/ctest --output-on-failure
-	PYTHONPATH=$(COVERAGE)/site $(TEST_ENV) $(BIN)/python -m pytest -q --cov=dspark_cpp --cov-report=term-missing:skip-covered
-	$(BIN)/gcovr --root . --filter cpp/src --exclude-throw-branches --sort uncovered-number --txt-metric line --merge-lines build/coverage/cmake
+	    -Ccmake.define.CMAKE_CXX_FLAGS=--coverage .
+	mkdir -p $(COVERAGE)/python
+	touch $@
+
+$(COVERAGE)/done/ctest: $(COVERAGE)/.built
+	cd $(COVERAGE)/cmake && $(abspath $(BIN))/ctest --output-on-failure
+	mkdir -p $(@D) && touch $@
+
+$(COVERAGE)/done/%: | $(COVERAGE)/.built
+	mkdir -p $(@D)
+	$(COVERAGE_ENV) $(BIN)/coverage run -m pytest -q $*.py > $@.log 2>&1 || { echo "$*:"; tail -n 3 $@.log; }
+	touch $@
+
+coverage: $(COVERAGE)/done/ctest $(COVERAGE_PARTS)
+	-$(COVERAGE_ENV) $(BIN)/coverage combine -q --append
+	$(COVERAGE_ENV) $(BIN)/coverage report --show-missing --skip-covered --sort=miss
+	$(BIN)/gcovr --root . --filter cpp/src --exclude-throw-branches --gcov-ignore-parse-errors=negative_hits.warn_once_per_file \
+	    --gcov-ignore-parse-errors=suspicious_hits.warn_once_per_file --sort uncovered-number --txt-metric line --merge-lines \
+	    $(COVERAGE)/cmake
 
 # libFuzzer and atheris on everything that reads files or arguments, each target for FUZZ_SECONDS; needs clang, on Linux
 FUZZ_SECONDS ?= 60

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dspark_cpp.cli import main
 
 PROMPT = [256, *b"The lighthouse at the end of the "]
 IDS = ",".join(map(str, PROMPT))
@@ -156,3 +157,16 @@ def test_a_reader_that_goes_away_is_no_traceback(pair: list[object]) -> None:
     stderr = process.stderr.read()
     assert process.wait(timeout=30) == 1
     assert "Traceback" not in stderr and "BrokenPipe" not in stderr
+
+
+def test_the_demo_shows_both_texts_and_what_drafting_brought(
+    smollm_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "-n", "12", "-t", "1", "--repeat", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "--- without draft ---" in told and "--- with draft ---" in told and "by position:" in told
+    assert main(["demo", "-n", "12", "-t", "1", "--repeat", "1", "--json", "--n-max", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["draft_n"] > 0
+    assert main(["demo", "-n", "0"]) == 1
+    assert "-n is 0, expected 1 or more" in capsys.readouterr().err

@@ -15,7 +15,18 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
-from dspark_cpp import ArgumentError, Draft, FileError, FormatError, Llama, MismatchError, Session, kernels, open_target
+from dspark_cpp import (
+    ArgumentError,
+    Draft,
+    FileError,
+    FormatError,
+    Llama,
+    MismatchError,
+    Session,
+    attach,
+    kernels,
+    open_target,
+)
 from llama_settings import SETTINGS
 from scripted import PROMPT, constant, copying, scripted
 from test_recurrent_targets import write_hybrid
@@ -78,6 +89,13 @@ def test_a_misspelled_keyword_of_ours_is_an_error_with_a_hint(given: str, meant:
     """The base swallows every keyword that it does not know."""
     with pytest.raises(ArgumentError, match=rf"{given} is not a keyword of Llama; .*{meant}\b"):
         Llama(paths[0], **{given: 3}, **SETTINGS)
+
+
+def test_a_keyword_that_attach_does_not_have_is_named(paths: tuple[str, str], opened: Callable[..., Any]) -> None:
+    llm = opened(paths[0], llama_cpp.Llama)
+    with pytest.raises(ArgumentError, match="n_ctx is not a keyword of attach"):
+        attach(llm, paths[1], n_ctx=64)
+    assert type(llm) is llama_cpp.Llama
 
 
 def test_what_the_base_swallows_stays_swallowed(paths: tuple[str, str], opened: Callable[..., Any]) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from dspark_cpp import ArgumentError, Draft, DraftContext, MismatchError, Session, open_target
 from dspark_cpp.convert import convert_checkpoint
-from gguf_edit import DROP, edit, tensor
+from gguf import GGUFWriter
+from gguf_edit import DROP, copy_tokenizer, edit, tensor
 from safetensors.numpy import load_file, save_file
 from scripted import PROMPT, Recorder, constant
 
@@ -286,3 +287,46 @@ def test_a_llama_that_another_thread_opens_meanwhile_gets_no_tap(
     assert opened[0].context_params.cb_eval_user_data
     assert not any(llm.context_params.cb_eval_user_data for llm in others)
     opened[0].close()
+
+
+def write_bert(tokenizer: Path, out: Path) -> Path:
+    """An embedding model of one layer, of zeros."""
+    width = 32
+    w = GGUFWriter(out, "bert")
+    copy_tokenizer(tokenizer, w)
+    w.add_block_count(1)
+    w.add_context_length(256)
+    w.add_embedding_length(width)
+    w.add_feed_forward_length(width)
+    w.add_head_count(2)
+    w.add_layer_norm_eps(1e-12)
+    w.add_causal_attention(False)
+    w.add_vocab_size(320)
+    w.add_token_type_count(2)
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (320, width),
+        "position_embd.weight": (256, width),
+        "token_types.weight": (2, width),
+    }
+    for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
+        shapes |= {f"blk.0.{name}.weight": (width, width), f"blk.0.{name}.bias": (width,)}
+    for name, shape in shapes.items():
+        w.add_tensor(name, np.zeros(shape, np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return out
+
+
+def test_an_embedding_model_is_refused_as_a_target(tiny_path: Callable[[str], Path], tmp_path: Path) -> None:
+    path = write_bert(tiny_path("target-qwen3"), tmp_path / "bert.gguf")
+    llm = llama_cpp.Llama(str(path), embedding=True, n_ctx=256, verbose=False)
+    try:
+        for draft in (None, constant(7)):
+            with pytest.raises(MismatchError, match="context has no memory .an embedding model.*it cannot generate"):
+                Session(llm, draft)
+    finally:
+        llm.close()

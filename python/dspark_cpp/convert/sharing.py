@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import FormatError, MismatchError
+from ..errors import MismatchError
 from .gguf_file import GGUFWeight
 from .normal_form import Draft
 from .target import Target
@@ -91,6 +91,4 @@ def _fill(draft: Draft, target: Target) -> None:
                 f"{target.path}: the target's {what} has shape {list(theirs.shape)}, "
                 f"but {[draft.n_vocab, draft.n_embd]} is needed"
             )
-        if attribute == "head" and draft.n_vocab_draft < draft.n_vocab:
-            raise FormatError("a reduced head cannot be taken from the target")  # refused by name before
         setattr(draft, attribute, theirs)

@@ -24,7 +24,7 @@ from convert_fixtures import (
 from dspark_cpp.convert import ConvertReport, convert_checkpoint
 from dspark_cpp.convert.gguf_file import GGUFFile
 from dspark_cpp.convert.target import tokens_sha256
-from dspark_cpp.errors import DSparkError, FormatError, MismatchError
+from dspark_cpp.errors import ArgumentError, DSparkError, FormatError, MismatchError
 from gguf import GGUFWriter
 
 
@@ -94,6 +94,11 @@ def test_a1_an_absent_layout_follows_the_export_format_and_says_so(tmp_path: Pat
     assert (specforge.layout, specforge.max_draft) == ("anchor", 7)
     flat = convert(tmp_path / "d", deepspec_config(target_layer_ids=None, aux_hidden_state_layer_ids=[1, 3, 5]))
     assert (flat.layout, flat.max_draft) == ("bonus", 6)
+
+
+def test_a1_a_layout_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="layout is '1.N', but 'anchor' or 'bonus' is needed"):
+        convert(tmp_path, deepspec_config(), layout="1+N")
 
 
 @pytest.mark.parametrize("layout", ["anchor", "bonus"])

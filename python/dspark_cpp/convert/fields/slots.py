@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...errors import ArgumentError, FormatError, MismatchError
+from ...errors import FormatError, MismatchError
 from ..normal_form import LayerIds, Layout
 from .source import BLOCK_SIZE, Source
 
@@ -68,8 +68,6 @@ def read_layout(src: Source, block_size: int, default: bool, because: str) -> La
     cfg = src.config
     flag = cfg.flag("sample_from_anchor", "dflash_config.sample_from_anchor", "dspark_config.sample_from_anchor")
     if src.layout is not None:
-        if src.layout not in ("anchor", "bonus"):
-            raise ArgumentError(f"layout is {src.layout!r}, but 'anchor' or 'bonus' is needed")
         layout = Layout(src.layout == "anchor", "asked for by the caller")
         if flag is not None and flag != layout.sample_from_anchor:
             src.warnings.append(f"sample_from_anchor is {str(flag).lower()} in the config; the caller overrides it")
