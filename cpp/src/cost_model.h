@@ -5,8 +5,8 @@
 // where `change` counts only for a batch of another size than the one before it, for which llama.cpp builds its graph anew (0.5 ms, a tenth
 // of a token of a model of 135M weights).  All are tracked by a Kalman filter: the speed moves fast (another process comes or goes, and every n is
 // slower or faster at once), the shape slowly, the change hardly.  So the ratios, which alone decide, survive a busy machine.  A time that
-// is far off does not count, unless it comes again: twice in a row is the machine, twice at the
-// same n with others as expected between them is the curve.  The first time of every n, in which memory is touched and graphs
+// is far off does not count, unless it comes again: three in a row are the machine, three or four in a row at the
+// same n with others as expected between them are the curve.  The first time of every n, in which memory is touched and graphs
 // are built, is not taken.  What was not measured lately is doubted more and more.
 //
 // Attention makes the curve steeper with the context, so there is one shape for each doubling of its length; a new one
@@ -66,7 +66,7 @@ class cost_model {
     double             change_;             // as a ratio to the speed
     double             change_variance_;
     double             noise_;              // variance of a measurement
-    int32_t            far_off_        = 0; // of the last measurement, whatever it was of
+    int32_t            far_off_        = 0; // the same, whatever they were of
     bool               has_speed_      = false;
     bool               speed_is_doubtful_ = false;
 };

@@ -47,6 +47,16 @@ bool depth_control::wants_proposal(int32_t context) const {
     return !paused() && !measure_plain;
 }
 
+double depth_control::token_time(int32_t context) const {
+    double least = costs_.rows(1, context);
+    for (int32_t n = 2; n <= 1 + n_draft_max_; ++n) {
+        if (costs_.n_measured(n, context) > 0) {
+            least = std::min(least, costs_.rows(n, context));
+        }
+    }
+    return least;
+}
+
 int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_logits, int32_t context, int32_t n_rows_before,
                               bool in_order) {
     if (n < 1) {
@@ -55,7 +65,7 @@ int32_t depth_control::choose(int32_t n, const std::vector<float> & confidence_l
     if (survival_.has_confidence() == confidence_logits.empty()) {
         survival_ = survival((std::size_t) n_draft_max_, !confidence_logits.empty());
     }
-    const double plain = costs_.rows(1, context);
+    const double plain = token_time(context);
     const double worth = std::max(1.0, tokens_ / time_);
     auto price = [&](int32_t n_rows) {
         return worth * (costs_.rows_at_best(n_rows, context) + (n_rows != n_rows_before ? costs_.change() : 0)) / plain;
@@ -99,7 +109,7 @@ void depth_control::close_round(const round & r) {
         costs_.measure_draft(r.context, r.draft_s);
     }
     // as modelled: what a stall of the machine takes is no fault of the draft
-    const double time = (costs_.rows(r.n_rows, r.context, changed) + (r.has_proposal ? costs_.draft(r.context) : 0)) / costs_.rows(1, r.context);
+    const double time = (costs_.rows(r.n_rows, r.context, changed) + (r.has_proposal ? costs_.draft(r.context) : 0)) / token_time(r.context);
     account_ += income * time;
     // a plain batch after a drafted one takes longer because of that one
     const bool was_drafted = r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;

@@ -1,6 +1,7 @@
 // How many drafted tokens are worth verifying.  Plain floats; knows neither ggml nor llama.cpp.
 //
-// The unit is the token: time is divided by T(1), the time in which plain decoding writes one.
+// The unit is the token: time is divided by T(1), the time in which plain decoding writes one, or by a larger batch's if that was measured to
+// be shorter: one row takes no longer than several, so the last T(1) was of a stalled machine, on which any draft would seem to pay.
 //
 // depth    After each proposal: the k that maximises E(k) - worth * T(1 + k), with E(k) = 1 + a_1 + a_1 a_2 + ... + a_1 .. a_k the
 //          tokens that a round with k drafts gives (a_i from survival) and `worth` the tokens that the same time gives
@@ -61,7 +62,9 @@ class depth_control {
     double             account() const { return account_; }
 
   private:
-    void forget();
+    void   forget();
+    double token_time(int32_t context) const; // of plain decoding
+
 
     int32_t    n_draft_max_;
     cost_model costs_;
