@@ -42,7 +42,7 @@ def plot(report: dict[str, Any], path: str) -> None:
     left.axhline(1, color="black", linewidth=0.8)
     left.set_xticks(range(len(sets)), sets)
     left.set_ylabel("speed, plain llama-cpp-python = 1")
-    left.legend(fontsize=8, ncols=2)
+    left.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.08))  # beside the bars, not on them
     for name, times in report["t_n"].items():
         sizes = [int(n) for n in times]
         right.plot(sizes, list(times.values()), marker="o", label="llama.cpp's kernels" if "python" in name else "ours")
