@@ -88,7 +88,7 @@ def test_every_difference_on_q4_1_is_a_near_tie(
 def test_acceptance_is_what_the_draft_was_measured_with(
     q4: llama_cpp.Llama, demo_draft_path: Path, shared: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """2.08 tokens a round over 60 held-out prompts (README of the draft); here over eight of them."""
+    """2.58 tokens a round over 64 prompts of these sets (docs/TRAINING.md); here over the first two of each."""
     questions = []
     for name in ("humaneval", "mbpp", "gsm8k", "math500"):
         file = shared / "prompts" / f"{name}.jsonl"
@@ -108,4 +108,4 @@ def test_acceptance_is_what_the_draft_was_measured_with(
             assert session.stats.n_rounds_drafted >= session.stats.n_rounds - 1
     mean = 1 + accepted / rounds
     record_property("mean accepted length", mean)
-    assert 1.85 <= mean <= 2.3, f"{mean:.2f} tokens a round ({accepted} of {drafted} drafts in {rounds} rounds)"
+    assert 2.1 <= mean <= 2.7, f"{mean:.2f} tokens a round ({accepted} of {drafted} drafts in {rounds} rounds)"
