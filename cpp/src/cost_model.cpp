@@ -23,8 +23,8 @@ constexpr double surprise_max = 2.5;    // standard deviations; more is far off
 // fifth batch may be, and two in a row is chance.
 constexpr int32_t far_off_machine = 3; // whatever they are of
 constexpr int32_t far_off_curve   = 4; // of the same entry,
-constexpr int32_t far_off_new     = 3; // where it was measured
-constexpr int32_t few             = 3; // times at most
+constexpr int32_t far_off_new     = 3; // and of one measured few times
+constexpr int32_t few             = 3;
 
 // Before anything is known: every further row, and a proposal, costs a fifth of the first row.
 constexpr double row_cost   = 0.2;
@@ -138,16 +138,17 @@ void cost_model::measure(int32_t i, int32_t context, double seconds, bool change
     const double surprise  = seen - speed_ - std::log(ratio);
     const int    far_off  = surprise > limit ? 1 : surprise < -limit ? -1 : 0;
     auto         in_a_row = [&](int32_t before) { return far_off * before > 0 ? before + far_off : far_off; };
+    const int32_t of_machine = in_a_row(far_off_), of_entry = in_a_row(e.far_off);
     const bool   is_first = e.n_seen == 0;
     bool         is_resolved = false;
-    if (!is_first && std::abs(in_a_row(far_off_)) == far_off_machine) {
+    if (!is_first && std::abs(of_machine) == far_off_machine) {
         speed_ += surprise;
         speed_is_doubtful_ = i != 1;
         is_resolved        = true;
         for (estimate & other : c) {
             other.far_off = 0;
         }
-    } else if (std::abs(in_a_row(e.far_off)) >= (e.n_seen <= few ? far_off_new : far_off_curve)) {
+    } else if (std::abs(of_entry) >= (e.n_seen <= few ? far_off_new : far_off_curve)) {
         e.shape += surprise;
         speed_is_doubtful_ = speed_is_doubtful_ && i != 1;
         is_resolved        = true;
@@ -161,8 +162,8 @@ void cost_model::measure(int32_t i, int32_t context, double seconds, bool change
         e.variance *= 1 - by_shape * by_shape * e.variance / variance;
         change_variance_ *= 1 - by_change * by_change * change_variance_ / variance;
     }
-    e.far_off = is_resolved ? 0 : in_a_row(e.far_off);
-    far_off_  = is_first || is_resolved ? 0 : in_a_row(far_off_);
+    e.far_off = is_resolved ? 0 : of_entry;
+    far_off_  = is_first || is_resolved ? 0 : of_machine;
     e.n_seen = std::min(e.n_seen + 1, 1 << 20);
     if (is_first) { // what was guessed stays a guess
         e.shape    = c[(size_t) i].shape;

@@ -81,9 +81,11 @@ def test_first_slot_agrees_with_an_f32_cache_on_the_demo_draft(cache_type, demo,
     seen = proposals(draft, tokens, rows, 2)
     same = seen == demo_f32
     record_property("agreement by slot", same.mean(axis=0).round(3).tolist())
-    # of forty rows one may be a tie
-    least = AGREEMENT[cache_type] - 1 / len(same)
-    assert same[:, 0].mean() >= least, f"{cache_type}: {same[:, 0].mean():.1%} of the first tokens"
+    # of some forty rows one may be a tie
+    n_other = int((~same[:, 0]).sum())
+    assert n_other <= max(1, (1 - AGREEMENT[cache_type]) * len(same)), (
+        f"{cache_type}: {n_other} of {len(same)} first tokens"
+    )
     assert same.mean() >= AGREEMENT[cache_type] - 0.25, f"{cache_type}: {same.mean():.1%} of all tokens"
 
 

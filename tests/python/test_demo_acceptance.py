@@ -28,5 +28,7 @@ def test_more_drafts_stand_by_rejection_than_by_match(smollm_path: Path, demo_dr
             stats[rule] = session.stats
     llm.close()
     assert stats["match"].n_by_rejection == 0 < stats["rejection"].n_by_rejection
+    first = {rule: s.acceptance_per_position[0] for rule, s in stats.items()}
+    assert first["rejection"] >= first["match"], first
     lengths = {rule: s.mean_accepted_length for rule, s in stats.items()}
     assert lengths["rejection"] >= lengths["match"], lengths
