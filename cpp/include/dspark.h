@@ -145,6 +145,7 @@ typedef struct dspark_kernels_state {
     int64_t      n_matmul;      /* operations computed by the kernels so far */
     int64_t      n_attention;
     uint64_t     n_bytes;       /* of weights in the kernels' layout, in all models of the process */
+    const char * removed;       /* kernels of llama.cpp that crash on this machine, and that it does without: "AMX"; "" if none do */
 } dspark_kernels_state;
 
 DSPARK_API dspark_status dspark_kernels_get_state(dspark_kernels_state * state);

@@ -384,6 +384,7 @@ dspark_status dspark_kernels_get_state(dspark_kernels_state * state) {
         state->n_matmul              = now.n_matmul;
         state->n_attention           = now.n_attention;
         state->n_bytes               = now.n_bytes;
+        state->removed               = now.removed;
     });
 }
 

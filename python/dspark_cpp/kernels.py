@@ -37,6 +37,8 @@ class KernelState:
     n_attention: int
     #: bytes of weights in the kernels' layout, in all models of the process
     n_bytes: int
+    #: kernels of llama.cpp that crash on this machine, and that it does without: "AMX"; "" if none do
+    removed: str
 
 
 def install(
@@ -88,4 +90,5 @@ def state() -> KernelState:
         n_matmul=int(seen.n_matmul),
         n_attention=int(seen.n_attention),
         n_bytes=int(seen.n_bytes),
+        removed=text(seen.removed),
     )

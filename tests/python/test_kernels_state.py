@@ -132,3 +132,13 @@ def test_the_environment_decides_in_place_of_auto_and_is_named(monkeypatch: pyte
     kernels.install("auto")
     monkeypatch.setenv("DSPARK_KERNELS", "off")
     assert not kernels.install("auto").active
+
+
+def test_llama_cpps_kernels_that_crash_on_this_machine_are_not_used(run_python: Run, smollm_path: Path) -> None:
+    """GCC 12.2 compiles llama.cpp's products for AMX so that the first one ends the process."""
+    program = (
+        "from dspark_cpp import Llama, kernels\n"
+        f"llm = Llama({str(smollm_path)!r}, n_ctx=64, n_batch=64, kernels='off', verbose=False)\n"
+        "llm.eval(llm.tokenize(b'Once upon a time'))\n" + REPORT
+    )
+    assert seen(run_python(program))["removed"] in ("", "AMX")

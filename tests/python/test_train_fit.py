@@ -203,8 +203,10 @@ def test_features_of_another_target_are_refused(tiny_path, target, features, tmp
 
 
 def test_a_draft_with_other_taps_than_the_features_is_refused(target, features, converted, tmp_path):
-    with pytest.raises(errors.MismatchError, match=r"inputs of layers \[2, 3\], but .* takes"):
-        open_fit(tmp_path, target, (features,), RECIPE, draft=converted("deepspec-qwen3-vanilla"))
+    for folders in ((features,), (features, features)):
+        named = ", ".join(map(str, folders))
+        with pytest.raises(errors.MismatchError, match=rf"in {named} are inputs of layers \[2, 3\], but .* takes"):
+            open_fit(tmp_path, target, folders, RECIPE, draft=converted("deepspec-qwen3-vanilla"))
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(target, features, tmp_path, monkeypatch):

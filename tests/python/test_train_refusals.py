@@ -224,7 +224,7 @@ def refused_draft(path: Path, out: Path, keys: dict[str, Any]) -> str:
         ({"dflash.hidden_activation": ("gelu", STRING)}, "a draft with dflash.hidden_activation cannot be trained on"),
         ({"dflash.attention.causal": (True, GGUFValueType.BOOL)}, "whose blocks are causal cannot be trained on"),
         ({"dflash.target_layers": (3, U32)}, "key dflash.target_layers is missing"),
-        ({"dflash.block_size": ("four", STRING)}, "but a number is needed"),
+        ({"dflash.block_size": ("four", STRING)}, "dflash.block_size is 'four', but a number is needed"),
         ({"tokenizer.ggml.tokens": ("a", STRING)}, "tokenizer.ggml.tokens is missing"),
     ],
 )

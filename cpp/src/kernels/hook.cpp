@@ -1,12 +1,15 @@
 #include "hook.h"
 
 #include "attention.h"
+#include "crashing_buffer.h"
 #include "isa.h"
 #include "matmul.h"
 #include "packed_buffer.h"
 #include "self_test.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 
 namespace dspark::kernels {
@@ -117,6 +120,7 @@ bool offered(ggml_backend_dev_t cpu, ggml_backend_buffer_type_t type) {
 }
 
 ggml_backend_buffer_type_t entered_type = nullptr; // in ggml-cpu's list
+bool                       removed_amx  = false;
 
 // Returns why the kernels cannot run here, or "".
 std::string try_to_enter() {
@@ -130,6 +134,11 @@ std::string try_to_enter() {
     auto &             list = ggml_private.extra_buffer_types();
     if (!plausible(list, cpu)) {
         return "ggml's buffers do not look as expected; was it built with another compiler?";
+    }
+    const auto amx = std::find_if(list.begin(), list.end(), [](auto type) { return std::strcmp(ggml_backend_buft_name(type), "AMX") == 0; });
+    if (amx != list.end() && crashes(*amx)) {
+        list.erase(amx);
+        removed_amx = true;
     }
     static buffer_type extra;
     entered_type = packed_buffer_type(&extra);
@@ -218,6 +227,7 @@ state get_state() {
     now.n_matmul      = n_matmul;
     now.n_attention   = n_attention;
     now.n_bytes       = packed_bytes();
+    now.removed       = removed_amx ? "AMX" : "";
     return now;
 }
 

@@ -17,10 +17,11 @@ struct state {
     int64_t      n_matmul      = 0;     // operations computed here so far
     int64_t      n_attention   = 0;
     size_t       n_bytes       = 0;     // of weights in our layout, in all living models
+    const char * removed       = "";    // "AMX" if llama.cpp's kernels for it crash on this machine
 };
 
-// Puts our buffer type, idle, into ggml-cpu's list, if that can be done.  bind() does so: ggml reads the list while it computes
-// and copies it when the first model is loaded, so that later would be dangerous and too late.
+// Puts our buffer type, idle, into ggml-cpu's list, if that can be done, and takes out what crashes.  bind() does so: ggml reads the
+// list while it computes and copies it when the first model is loaded, so that later would be dangerous and too late.
 void enter();
 
 // Installs the kernels, after a self-test, or switches them off again; weights that are packed stay so and are

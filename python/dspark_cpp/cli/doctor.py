@@ -52,6 +52,8 @@ def _report() -> dict[str, Any]:
     report["layer_taps"] = bool(lib.dspark_has_layer_taps())
     found = kernels.install("auto")
     report["kernels"] = f"{found.isa}, self-test passed" if found.active else f"off: {found.reason}"
+    if found.removed:
+        report["llama.cpp's kernels"] = f"those of {found.removed} crash here, as GCC compiled them; not used"
     return report
 
 

@@ -54,6 +54,14 @@ class GGUFValue:
     def __init__(self, type: GGUFValueType, item_type: GGUFValueType | None, value: Any) -> None:
         self.type, self.item_type, self.value = type, item_type, value
 
+    def __repr__(self) -> str:
+        """The value as messages show it, strings as text."""
+
+        def text(value: Any) -> Any:
+            return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+        return repr([text(v) for v in self.value] if isinstance(self.value, list) else text(self.value))
+
 
 class GGUFWeight(Weight):
     """One tensor of a GGUF file; quantised types are read as float32.
@@ -227,7 +235,7 @@ class GGUFFile:
                 raise FileError(f"{self.path}: key {key} is missing")
             return default
         if isinstance(found.value, bool) or not isinstance(found.value, int):
-            raise FileError(f"{self.path}: key {key} is {found.value!r}, but an integer is needed")
+            raise FileError(f"{self.path}: key {key} is {found!r}, but an integer is needed")
         return found.value
 
     def get_text(self, key: str) -> str | None:

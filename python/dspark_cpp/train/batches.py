@@ -72,7 +72,7 @@ def split(reader: ShardReader, share: float, seed: int) -> Split:
         number = int.from_bytes(hashlib.sha256(seed.to_bytes(4, "little") + prompt).digest()[:8], "little")
         (held_out if number < share * 2.0**64 else training).append(i)
     if not training:
-        raise ArgumentError(f"{reader.folders[0]}: {len(reader)} sequences, but none has a response to train on")
+        raise ArgumentError(f"{reader.name}: {len(reader)} sequences, but none has a response to train on")
     return Split(np.array(training, np.int64), np.array(held_out, np.int64))
 
 

@@ -84,7 +84,7 @@ def open_fit(
         check_target(shape, target_file)
         if shape.taps != taps:
             raise MismatchError(
-                f"the features in {features[0]} are inputs of layers {list(taps)}, but {draft} takes {list(shape.taps)}"
+                f"the features in {reader.name} are inputs of layers {list(taps)}, but {draft} takes {list(shape.taps)}"
             )
         model = draft_from_draft(draft_file, target_file, shape)
     else:

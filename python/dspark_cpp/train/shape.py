@@ -102,7 +102,7 @@ def _number(file: GGUFFile, key: str, default: Any = None) -> Any:
     if isinstance(value, list) and value:
         value = value[-1]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise FileError(f"{file.path}: key {key} is {value!r}, but a number is needed")
+        raise FileError(f"{file.path}: key {key} is {found!r}, but a number is needed")
     return value
 
 

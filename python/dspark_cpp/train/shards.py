@@ -278,6 +278,11 @@ class ShardReader:
         self.refresh()
 
     @property
+    def name(self) -> str:
+        """All folders, for messages."""
+        return ", ".join(map(str, self.folders))
+
+    @property
     def manifest(self) -> dict[str, Any]:
         """Of the first folder: target, tokenizer, taps and widths are those of all."""
         return self._manifests[0]

@@ -99,7 +99,10 @@ TENSOR = string("x") + struct.pack("<IQIQ", 1, 2, 0, 0)
         (gguf(u32("a", 1), u32("a", 2)), "key 'a' occurs twice"),
         (gguf(u32("general.alignment", 33)), "general.alignment is 33, but a power of two is needed"),
         (gguf(u32("general.alignment", 0)), "general.alignment is 0, but a power of two is needed"),
-        (gguf(string("general.alignment") + struct.pack("<I", 8) + string("wide")), "but an integer is needed"),
+        (
+            gguf(string("general.alignment") + struct.pack("<I", 8) + string("wide")),
+            "is 'wide', but an integer is needed",
+        ),
         (gguf(tensors=(TENSOR, TENSOR)) + bytes(64), "tensor 'x' occurs twice"),
         (gguf(string("a") + struct.pack("<IIQ", 9, 9, 1)) + bytes(64), "an array of arrays"),
     ],
