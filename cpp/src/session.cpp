@@ -157,8 +157,7 @@ void session::owe_drafter(const std::vector<float> & features, int32_t n_rows) {
 void session::pay_drafter() {
     if (n_owed_ > 0) {
         draft_->append(owed_features_.data(), n_owed_);
-        owed_features_.clear();
-        n_owed_ = 0;
+        forget_owed(n_owed_);
     }
 }
 
@@ -176,15 +175,16 @@ template <typename F> bool session::draft_does(F && body) {
     } catch (const std::bad_alloc &) {
         draft_failure_ = "there was no memory for the draft";
     }
-    owed_features_.clear();
-    n_owed_ = 0;
+    forget_owed(n_owed_);
     return false;
 }
 
 // The newest rows are taken back.
 void session::forget_owed(int32_t n_rows) {
-    owed_features_.resize(owed_features_.size() / (size_t) n_owed_ * (size_t) (n_owed_ - n_rows));
-    n_owed_ -= n_rows;
+    if (n_rows > 0) {
+        owed_features_.resize(owed_features_.size() / (size_t) n_owed_ * (size_t) (n_owed_ - n_rows));
+        n_owed_ -= n_rows;
+    }
 }
 
 // Rows 0 .. row() of the round belong to decoded, accepted tokens.  is_complete: all that it could give was taken.
@@ -440,9 +440,7 @@ void session::rewind(int32_t n_tokens_kept) {
     if (tokens_.empty()) {
         target_.set_exact(true);
     }
-    if (n_owed_ > 0 && n_draft_past() > n_tokens_kept) {
-        forget_owed(std::min(n_owed_, n_draft_past() - n_tokens_kept));
-    }
+    forget_owed(std::min(n_owed_, n_draft_past() - n_tokens_kept));
     if (draft_ && draft_->n_past() >= n_tokens_kept) {
         draft_failure_ = nullptr;
     }
@@ -476,8 +474,7 @@ void session::adopt(const int32_t * tokens, int32_t n) {
         return;
     }
     forget_round();
-    owed_features_.clear();
-    n_owed_ = 0;
+    forget_owed(n_owed_);
     tokens_.assign(tokens, tokens + n);
     remove_target_tail();
     target_.set_exact(n == 0); // whoever decoded them
@@ -557,8 +554,7 @@ void session::load(const uint8_t * data, size_t n_bytes) {
     target_.set_exact(is_exact);
     forget_round();
     is_lost_ = false;
-    owed_features_.clear();
-    n_owed_ = 0;
+    forget_owed(n_owed_);
     tokens_.assign(tokens.begin(), tokens.end());
 }
 

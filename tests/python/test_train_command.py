@@ -319,3 +319,14 @@ def test_without_torch_the_command_says_what_to_install(target, prompts, tmp_pat
 def test_importing_the_package_does_not_import_torch(run_python: Callable[..., subprocess.CompletedProcess[str]]):
     code = "import sys, dspark_cpp, dspark_cpp.cli as c; c._parser(); sys.exit('torch' in sys.modules)"
     assert run_python(code).returncode == 0
+
+
+def test_a_last_step_that_ends_after_its_minutes_does_not_break_the_progress_bar(capfd):
+    """tqdm forgets a total that is passed by more than a half, and the run ended with a TypeError at its end."""
+    from dspark_cpp.cli.train import _bar
+
+    bar = _bar("training", 60, "s")
+    for n in (30, 30.8, 1):
+        bar.update(n)
+    bar.close()
+    assert "60/60 s" in capfd.readouterr().err

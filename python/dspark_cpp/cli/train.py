@@ -166,5 +166,11 @@ def _tell(line: str) -> None:
 def _bar(what: str, total: float, unit: str) -> Any:
     from tqdm import tqdm
 
+    class Bar(tqdm):  # type: ignore[misc]
+        """Full at its total: the last step of a run by the clock ends later, and tqdm then forgets the total."""
+
+        def update(self, n: float) -> None:
+            super().update(min(n, self.total - self.n))
+
     form = "{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} [{elapsed}<{remaining}{postfix}]"
-    return tqdm(total=total, desc=f"{what:12s}", unit=unit, bar_format=form, mininterval=1.0, file=sys.stderr)
+    return Bar(total=total, desc=f"{what:12s}", unit=unit, bar_format=form, mininterval=1.0, file=sys.stderr)
