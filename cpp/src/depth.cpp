@@ -14,7 +14,7 @@ constexpr double account_max   = 8;    // what may be lost again of what was won
 constexpr double income        = 0.01; // for each token's time
 
 constexpr int32_t plain_first   = 8;    // drafted rounds until T(1), to which all is compared, is measured again; then twice as many ...
-constexpr int32_t plain_every   = 64;   // and at most so many
+constexpr int32_t plain_every   = 128;  // and at most so many
 constexpr double  pace_memory   = 1 - 1.0 / 32;
 constexpr double  pace_tokens   = 4;    // tokens that the first guess of the pace, that of plain decoding, counts for
 
@@ -96,15 +96,17 @@ void depth_control::observe(int32_t i, const std::vector<float> & confidence_log
 }
 
 void depth_control::close_round(const round & r) {
-    const bool changed = r.n_rows != r.n_rows_before;
-    costs_.measure_rows(r.n_rows, r.context, r.target_s, changed);
+    const bool changed     = r.n_rows != r.n_rows_before;
+    const bool was_drafted = r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;
     if (r.n_rows > 1) {
         ++n_since_plain_;
-    } else {
+    } else if (!was_drafted) {
         plain_wait_    = n_since_plain_ >= plain_wait_ ? std::min(2 * plain_wait_, plain_every) : plain_wait_;
         n_since_plain_ = 0;
     }
-
+    if (r.n_rows > 1 || !was_drafted) { // one row after several takes longer, by more than other changes
+        costs_.measure_rows(r.n_rows, r.context, r.target_s, changed);
+    }
     if (r.has_proposal) {
         costs_.measure_draft(r.context, r.draft_s);
     }
@@ -112,7 +114,6 @@ void depth_control::close_round(const round & r) {
     const double time = (costs_.rows(r.n_rows, r.context, changed) + (r.has_proposal ? costs_.draft(r.context) : 0)) / token_time(r.context);
     account_ += income * time;
     // a plain batch after a drafted one takes longer because of that one
-    const bool was_drafted = r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;
     if (r.has_proposal || (changed && was_drafted)) {
         account_ += r.n_emitted - time;
         tokens_ = pace_memory * tokens_ + r.n_emitted;
