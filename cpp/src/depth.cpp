@@ -96,16 +96,17 @@ void depth_control::observe(int32_t i, const std::vector<float> & confidence_log
 }
 
 void depth_control::close_round(const round & r) {
-    const bool changed     = r.n_rows != r.n_rows_before;
-    const bool was_drafted = r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;
+    const bool changed = r.n_rows != r.n_rows_before;
+    // a plain batch after a drafted one takes longer because of that one, by more than other changes
+    const bool is_disturbed = r.n_rows == 1 && r.n_rows_before > 1 && r.n_rows_before <= 1 + n_draft_max_;
+    if (!is_disturbed) {
+        costs_.measure_rows(r.n_rows, r.context, r.target_s, changed);
+    }
     if (r.n_rows > 1) {
         ++n_since_plain_;
-    } else if (!was_drafted) {
+    } else if (!is_disturbed) {
         plain_wait_    = n_since_plain_ >= plain_wait_ ? std::min(2 * plain_wait_, plain_every) : plain_wait_;
         n_since_plain_ = 0;
-    }
-    if (r.n_rows > 1 || !was_drafted) { // one row after several takes longer, by more than other changes
-        costs_.measure_rows(r.n_rows, r.context, r.target_s, changed);
     }
     if (r.has_proposal) {
         costs_.measure_draft(r.context, r.draft_s);
@@ -113,8 +114,7 @@ void depth_control::close_round(const round & r) {
     // as modelled: what a stall of the machine takes is no fault of the draft
     const double time = (costs_.rows(r.n_rows, r.context, changed) + (r.has_proposal ? costs_.draft(r.context) : 0)) / token_time(r.context);
     account_ += income * time;
-    // a plain batch after a drafted one takes longer because of that one
-    if (r.has_proposal || (changed && was_drafted)) {
+    if (r.has_proposal || is_disturbed) {
         account_ += r.n_emitted - time;
         tokens_ = pace_memory * tokens_ + r.n_emitted;
         time_   = pace_memory * time_ + time;
