@@ -135,6 +135,26 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(target, features
     assert (folder / "log.jsonl").read_text().count("\n") == RECIPE.steps
 
 
+def test_a_report_that_raises_does_not_lose_the_training_since_the_last_checkpoint(target, features, tmp_path):
+    """A progress bar on a closed pipe, a Ctrl-C in it: up to three minutes were lost, and the log was blamed."""
+    whole = trained(tmp_path / "whole", target, features)
+
+    folder = tmp_path / "parts"
+    folder.mkdir()
+
+    def broken(numbers):
+        if numbers["step"] == 4:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        train_fit(open_fit(folder, target, (features,), RECIPE), broken)
+    steps = []
+    fit = open_fit(folder, target, (features,), RECIPE)
+    train_fit(fit, lambda numbers: steps.append(numbers["step"]))
+    assert steps == [5, 6]
+    assert_same(weights(fit), weights(whole))
+
+
 def test_time_for_which_the_process_was_stopped_is_not_training(target, features, tmp_path, monkeypatch):
     """A SIGSTOP of minutes in one step ended a training by the clock, or jumped over its high learning rates."""
     calls, now = 0, 0.0

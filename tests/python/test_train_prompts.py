@@ -8,7 +8,7 @@ from pathlib import Path
 
 import llama_cpp
 import pytest
-from dspark_cpp.errors import ArgumentError, FileError
+from dspark_cpp.errors import ArgumentError, FileError, FormatError
 from dspark_cpp.tokens import encode_chat
 from dspark_cpp.train.prompts import _filtered, read_prompts, self_prompts
 from gguf import GGUFValueType
@@ -75,17 +75,35 @@ def test_files_without_prompts_are_refused(target: str, tmp_path: Path) -> None:
         read_prompts(tmp_path / "none.gguf", [long], 60)
 
 
-def test_a_target_writes_prompts_and_goes_on_where_it_stopped(target: str, tmp_path: Path) -> None:
+def test_a_target_writes_prompts_behind_its_own_headers(target: str, tmp_path: Path) -> None:
     settings = {"max_tokens": 24, "seed": 5, "n_parallel": 4, "n_workers": 1, "n_threads": 1}
     self_prompts(target, 2, tmp_path / "a.jsonl", **settings)  # type: ignore[arg-type]
     rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert {row["temperature"] for row in rows} == {1.0}
     headers = [text_of(target, row["prompt"]) for row in rows[:4]]
     assert headers[0] == "[user]" and all(h.startswith("[system]") and h.endswith("\n[user]") for h in headers[1:])
+
+
+@pytest.mark.parametrize("n_kept", [2, 3, 4, 6, 11, 12])
+def test_a_target_that_was_stopped_behind_its_first_share_of_prompts_goes_on(
+    n_kept: int, target: str, tmp_path: Path
+) -> None:
+    """Of 2 prompts the shares are 3, 6 and 12; more than 3 were refused as responses to other prompts."""
+    settings = {"max_tokens": 24, "seed": 5, "n_parallel": 4, "n_workers": 1, "n_threads": 1}
+    whole = self_prompts(target, 2, tmp_path / "a.jsonl", **settings)  # type: ignore[arg-type]
     lines = (tmp_path / "a.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "b.jsonl").write_text("".join(lines[:2]) + lines[2][:9])
-    self_prompts(target, 2, tmp_path / "b.jsonl", **settings)  # type: ignore[arg-type]
+    assert len(lines) == 12
+    (tmp_path / "b.jsonl").write_text("".join(lines[:n_kept]) + "".join(lines[n_kept : n_kept + 1])[:9])
+    parts = self_prompts(target, 2, tmp_path / "b.jsonl", **settings)  # type: ignore[arg-type]
+    assert parts == whole
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
+
+
+def test_what_was_written_for_more_prompts_is_not_taken_for_fewer(target: str, tmp_path: Path) -> None:
+    settings = {"max_tokens": 24, "seed": 5, "n_parallel": 4, "n_workers": 1, "n_threads": 1}
+    self_prompts(target, 2, tmp_path / "a.jsonl", **settings)  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="a.jsonl:7 is not the response to prompt 7"):
+        self_prompts(target, 1, tmp_path / "a.jsonl", **settings)  # type: ignore[arg-type]
 
 
 def test_fragments_junk_and_repetition_are_no_prompts(smollm_path: Path, tmp_path: Path) -> None:

@@ -108,28 +108,24 @@ def train_fit(fit: Fit, report: Report | None = None) -> None:
     else:
         _cut_log(fit.log, load_checkpoint(fit.checkpoint, fit.model, None)["step"])
 
-    try:
-        with open(fit.log, "a", encoding="utf-8") as log:
-
-            def note(numbers: dict[str, Any]) -> None:
+    def note(numbers: dict[str, Any]) -> None:
+        try:
+            with open(fit.log, "a", encoding="utf-8") as log:
                 log.write(json.dumps(numbers) + "\n")
-                log.flush()
-                if report is not None:
-                    report(numbers)
+        except OSError as e:
+            raise FileError(f"{fit.log}: cannot be written: {e.strerror}; the checkpoint stays") from None
+        if report is not None:
+            report(numbers)
 
-            train(
-                fit.model,
-                fit.reader,
-                fit.data.training,
-                fit.recipe,
-                fit.checkpoint,
-                heads_only=fit.heads_only,
-                report=note,
-            )
-    except OSError as e:
-        if isinstance(e, FileError):
-            raise
-        raise FileError(f"{fit.log}: cannot be written: {e.strerror}; the last checkpoint stays") from None
+    train(
+        fit.model,
+        fit.reader,
+        fit.data.training,
+        fit.recipe,
+        fit.checkpoint,
+        heads_only=fit.heads_only,
+        report=note,
+    )
 
 
 def evaluate_fit(fit: Fit) -> tuple[Replay, dict[str, Any]]:

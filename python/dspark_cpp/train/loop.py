@@ -142,7 +142,11 @@ def train(
             step += 1
             seconds += took
             if report is not None:
-                report(_numbers(step, done(), seconds, losses, int(batch.labels.valid.sum())))
+                try:
+                    report(_numbers(step, done(), seconds, losses, int(batch.labels.valid.sum())))
+                except BaseException:  # it is called after each step: what was trained since the last checkpoint stays
+                    save()
+                    raise
             if stop_asked():
                 save()
                 raise KeyboardInterrupt

@@ -78,8 +78,11 @@ def self_prompts(
     try:
         headers = [_header(llm, topic) for topic in TOPICS]
         kept: list[Prompt] = []
-        for share in (1.5, 3, 6):
-            asked = [headers[i % len(headers)] for i in range(math.ceil(share * n))]
+        # a share that an earlier run has gone beyond did not give enough
+        done = sum(1 for _ in read_responses(path)) if Path(path).exists() else 0
+        shares = [n_asked for n_asked in (math.ceil(share * n) for share in (1.5, 3, 6)) if n_asked >= done]
+        for n_asked in shares or [math.ceil(6 * n)]:
+            asked = [headers[i % len(headers)] for i in range(n_asked)]
             settings = ResponseSettings(max_tokens, ((1.0, 1.0),), seed, n_parallel)
             for _ in generate_responses(target, asked, path, settings, n_workers=n_workers, n_threads=n_threads):
                 pass
