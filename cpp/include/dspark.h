@@ -141,7 +141,7 @@ typedef struct dspark_kernels_state {
     bool         active;
     bool         packs_weights; /* models loaded from now on keep quantised weights in the kernels' layout */
     const char * reason;        /* why not active, or what is missing; "" if nothing is; valid until the thread's next call */
-    const char * isa;           /* instruction set: "avx512", "avx512_bf16", "avx2", "neon"; "" before the first install */
+    const char * isa;           /* instruction set: "avx512", "avx512_bf16", "avx2", "neon_i8mm", "neon"; "" before the first install */
     int64_t      n_matmul;      /* operations computed by the kernels so far */
     int64_t      n_attention;
     uint64_t     n_bytes;       /* of weights in the kernels' layout, in all models of the process */

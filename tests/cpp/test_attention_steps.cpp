@@ -104,7 +104,7 @@ void check(const attention_kernels & a, int lanes) {
 
 int main() {
     dspark::ggml_row_size = size_of_halves;
-    for (const char * name : {"avx512_bf16", "avx512", "avx2", "neon"}) {
+    for (const char * name : {"avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon"}) {
         if (const kernel_table * table = find_kernels(name)) {
             check(*table->attention, table->lanes);
             printf("%s: checked\n", name);

@@ -49,7 +49,7 @@ def test_an_installed_state_says_what_runs() -> None:
     state = kernels.install("auto")
     if not state.active:
         pytest.skip(state.reason)
-    assert state.isa in ("avx512_bf16", "avx512", "avx2", "neon")
+    assert state.isa in ("avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon")
     assert state.packs_weights and state.reason == ""
     assert kernels.install("off").reason == "the kernels were switched off"
     assert kernels.install("on").active

@@ -13,6 +13,8 @@
 #    endif
 #elif defined(__aarch64__) && defined(__linux__)
 #    include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#    include <sys/sysctl.h>
 #endif
 
 namespace dspark::kernels {
@@ -20,7 +22,7 @@ namespace dspark::kernels {
 namespace {
 
 struct features {
-    bool avx2 = false, avx512 = false, avx512_bf16 = false, neon_dotprod = false;
+    bool avx2 = false, avx512 = false, avx512_bf16 = false, neon_dotprod = false, neon_i8mm = false;
 };
 
 #if defined(DSPARK_X86_64)
@@ -72,6 +74,7 @@ features detect() {
 features detect() {
     features f;
     f.neon_dotprod = (getauxval(AT_HWCAP) & (1ul << 20)) != 0; // HWCAP_ASIMDDP
+    f.neon_i8mm    = f.neon_dotprod && (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; // HWCAP2_I8MM
     return f;
 }
 
@@ -81,6 +84,9 @@ features detect() {
     features f;
 #    if defined(__aarch64__) && defined(__APPLE__)
     f.neon_dotprod = true; // every Apple processor of this architecture
+    int    has     = 0;
+    size_t size    = sizeof(has);
+    f.neon_i8mm    = sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) == 0 && has != 0;
 #    endif
     return f;
 }
@@ -95,6 +101,7 @@ const kernel_table * find_kernels(const char * name) {
         f.avx512_bf16 ? table_avx512_bf16() : nullptr,
         f.avx512 ? table_avx512() : nullptr,
         f.avx2 ? table_avx2() : nullptr,
+        f.neon_i8mm ? table_neon_i8mm() : nullptr,
         f.neon_dotprod ? table_neon() : nullptr,
     };
     for (const kernel_table * table : best) {

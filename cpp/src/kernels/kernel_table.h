@@ -46,6 +46,7 @@ struct kernel_table {
 const kernel_table * table_avx512_bf16();
 const kernel_table * table_avx512();
 const kernel_table * table_avx2();
+const kernel_table * table_neon_i8mm();
 const kernel_table * table_neon();
 
 } // namespace dspark::kernels

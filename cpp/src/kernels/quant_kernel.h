@@ -2,6 +2,7 @@
 // a group, float sums over the groups in order.  Included by one file an instruction set.
 #pragma once
 
+#include "dot_sums.h"
 #include "kernel_table.h"
 #include "packed_layout.h"
 
@@ -10,14 +11,6 @@
 namespace dspark::kernels {
 
 namespace {
-
-// 32 numbers of a column.
-struct act_group {
-    int8_t  q[32];
-    float   d;       // x = d q
-    float   sum;     // of the 32 x, from q
-    int32_t init[2]; // - bias * sum of the first and the second 16 q: what integer sums begin with
-};
 
 // The bias of packed weights: weight = d (q - bias).
 template <class I> constexpr int bias_of(ggml_type type) {
@@ -45,10 +38,6 @@ template <class I, ggml_type type> void gather_quant(const float * x, int64_t n_
         group->init[0] = -bias_of<I>(type) * (type == GGML_TYPE_Q6_K ? sums[0] : sums[0] + sums[1]);
         group->init[1] = -bias_of<I>(type) * sums[1];
     }
-}
-
-template <class I, int bits> inline typename I::vi dot(typename I::vi sum, typename I::vi w, typename I::vi x) {
-    return bits == 8 ? I::dot_q8(sum, w, x) : I::dot(sum, w, x);
 }
 
 // Four of a group's eight vectors of weights: the first or the second 16 weights of each row.
@@ -110,33 +99,23 @@ template <class I, ggml_type type, int n_cols> void quant_tile(const tile_args &
                 for (int i = 0; i < f.group_bytes(L); i += 64) {
                     I::prefetch(group + i + 8192);
                 }
-                vi sum[n_cols];
-                for (int c = 0; c < n_cols; ++c) {
-                    sum[c] = bias_of<I>(type) ? I::all(x[c].init[0]) : I::all(0);
-                }
+                dot_sums<I, f.bits, n_cols> sum;
+                sum.begin(x, bias_of<I>(type) ? 0 : -1);
                 vi w[4];
                 load_half<I, f.bits, 0>(group, w);
-                for (int c = 0; c < n_cols; ++c) {
-                    for (int i = 0; i < 4; ++i) {
-                        sum[c] = dot<I, f.bits>(sum[c], w[i], I::all4(x[c].q + 4 * i));
-                    }
-                }
+                sum.add(w, x, 0);
                 if constexpr (two_scales) {
                     const vf scale = I::mul(d, I::load_i8(bytes + 2 * g * L));
                     for (int c = 0; c < n_cols; ++c) {
-                        acc[c] = I::fma(I::to_float(sum[c]), I::mul(scale, I::all(x[c].d)), acc[c]);
-                        sum[c] = I::all(x[c].init[1]);
+                        acc[c] = I::fma(I::to_float(sum.column(c)), I::mul(scale, I::all(x[c].d)), acc[c]);
                     }
+                    sum.begin(x, 1);
                 }
                 load_half<I, f.bits, 1>(group, w);
-                for (int c = 0; c < n_cols; ++c) {
-                    for (int i = 0; i < 4; ++i) {
-                        sum[c] = dot<I, f.bits>(sum[c], w[i], I::all4(x[c].q + 16 + 4 * i));
-                    }
-                }
+                sum.add(w, x, 16);
                 const vf scale = two_scales ? I::mul(d, I::load_i8(bytes + (2 * g + 1) * L)) : K ? I::mul(d, I::load_u8(bytes + g * L)) : d;
                 for (int c = 0; c < n_cols; ++c) {
-                    acc[c] = I::fma(I::to_float(sum[c]), I::mul(scale, I::all(x[c].d)), acc[c]);
+                    acc[c] = I::fma(I::to_float(sum.column(c)), I::mul(scale, I::all(x[c].d)), acc[c]);
                 }
                 if constexpr (has_min) {
                     const vf min = K ? I::mul(m, I::load_u8(bytes + (8 + g) * L)) : m;
