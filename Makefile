@@ -121,14 +121,18 @@ fuzz: $(VENV)/.test
 	$(BIN)/cmake --build build/fuzz --target write_seeds fuzz_draft fuzz_saved fuzz_capi
 	$(BIN)/python tests/fuzz/run_fuzz.py build/fuzz $(FUZZ_SECONDS)
 
-# the kernels for ARM, on any Linux machine: needs g++-aarch64-linux-gnu and qemu-user-static
+# on any Linux machine: the kernels for ARM in an emulator, and the library compiled for Windows.  Needs g++-aarch64-linux-gnu,
+# qemu-user-static and g++-mingw-w64-x86-64-posix
+CROSS = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python
 cross: $(VENV)/.base
-	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	    -DPython_EXECUTABLE=$(abspath $(BIN))/python -DDSPARK_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	$(CROSS) -B build/arm -DDSPARK_TESTS=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	    -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	    '-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64-static;-L;/usr/aarch64-linux-gnu'
 	$(BIN)/cmake --build build/arm --target dspark test_kernel_tables test_attention_steps
 	cd build/arm && $(abspath $(BIN))/ctest -R "kernel_tables|attention_steps" --output-on-failure
+	$(CROSS) -B build/windows -DCMAKE_SYSTEM_NAME=Windows -DCMAKE_SYSTEM_PROCESSOR=AMD64 \
+	    -DCMAKE_C_COMPILER=x86_64-w64-mingw32-gcc-posix -DCMAKE_CXX_COMPILER=x86_64-w64-mingw32-g++-posix
+	$(BIN)/cmake --build build/windows --target dspark
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/round_cost.py

@@ -16,7 +16,9 @@ struct error : std::runtime_error {
     dspark_status status;
 };
 
-#if defined(__GNUC__)
+#if defined(__MINGW32__)
+__attribute__((format(__MINGW_PRINTF_FORMAT, 1, 2))) // those of C, not of Windows' own library
+#elif defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
 inline std::string format(const char * fmt, ...) {
