@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 
-from dspark_cpp import Draft, Session, demo, encode_chat, open_target
+from dspark_cpp import Draft, Session, demo, encode_chat, kernels, open_target
 
 PROMPT = "Write a Python function that returns the n-th Fibonacci number, and explain how it works step by step."
 
@@ -32,8 +32,10 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("-n", "--rounds", type=int, default=150)
     parser.add_argument("-md", "--draft", help="another draft for the demo target")
+    parser.add_argument("--kernels", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    kernels.install(args.kernels)
 
     llm = open_target(demo.target_path(), n_ctx=2048, n_threads=args.threads, verbose=False)
     draft = Draft(args.draft or demo.draft_path(), target=llm)
@@ -66,10 +68,12 @@ def main() -> None:
         "mean_accepted_length": stats.mean_accepted_length,
         "rounds": len(drafted),
         "threads": args.threads,
+        "kernels": kernels.state().isa if kernels.state().active else "off",
     }
     if args.json:
         print(json.dumps(report))
         return
+    print(f"kernels                   {report['kernels']:>10}")
     print(f"one-token target decode   {token:7.2f} ms")
     print(f"draft round               {report['draft_round_ms']:7.2f} ms = {report['draft_to_decode']:.3f} of it")
     print(f"  of that in ggml         {report['draft_compute_ms']:7.2f} ms; {report['outside_of_draft']:.1%} outside")
