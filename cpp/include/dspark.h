@@ -459,6 +459,12 @@ DSPARK_API dspark_status dspark_session_append(dspark_session * session, const i
 DSPARK_API dspark_status dspark_session_next(dspark_session * session, struct llama_sampler * sampler, int32_t n_draft_max,
         int32_t * out_token);
 
+/* The token that sampler chooses from a row of the target's last batch (-1: the last one), for plain decoding without a session: what
+ * llama_sampler_sample() does, with an error where that ends the process.
+ * Errors: DSPARK_ERROR_ARGUMENT (a step of the chain is NULL, as of a malformed grammar), _STATE (the row has no logits; the steps leave
+ * no token, or only what a grammar among them forbids: nothing was accepted).  Those of the sampler are dspark_session_next()'s too. */
+DSPARK_API dspark_status dspark_sample(struct llama_context * target, struct llama_sampler * sampler, int32_t row, int32_t * out_token);
+
 /* Ends an open round: what was verified but not returned is dropped from both caches.  The last returned token
  * stays pending. */
 DSPARK_API dspark_status dspark_session_settle(dspark_session * session);

@@ -770,6 +770,25 @@ dspark_status dspark_session_next(dspark_session * s, struct llama_sampler * sam
     });
 }
 
+dspark_status dspark_sample(struct llama_context * target, struct llama_sampler * sampler, int32_t row, int32_t * out_token) {
+    if (out_token) {
+        *out_token = 0;
+    }
+    return guard([&] {
+        need(target, "target");
+        need(sampler, "sampler");
+        need(out_token, "out_token");
+        require_bound();
+        require_steps(sampler);
+        const float * logits = dspark::llama_get_logits_ith(target, row);
+        if (!logits) {
+            fail(DSPARK_ERROR_STATE, format("the target has no logits of row %d", row));
+        }
+        std::vector<llama_token_data> buffer;
+        *out_token = sample(sampler, logits, dspark::llama_vocab_n_tokens(dspark::llama_model_get_vocab(dspark::llama_get_model(target))), buffer);
+    });
+}
+
 dspark_status dspark_session_settle(dspark_session * s) {
     return with_session(s, [&](session & impl) { impl.settle(); });
 }

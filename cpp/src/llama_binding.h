@@ -61,7 +61,7 @@
     X(llama_get_causal_attn) X(llama_decode) X(llama_get_logits_ith)                                                   \
     X(llama_get_memory) X(llama_memory_clear) X(llama_memory_seq_rm)                                                   \
     X(llama_memory_seq_pos_min) X(llama_memory_seq_pos_max)                                                            \
-    X(llama_sampler_sample) X(llama_sampler_chain_n) X(llama_sampler_chain_get) X(llama_sampler_apply) X(llama_sampler_accept)
+    X(llama_sampler_chain_n) X(llama_sampler_chain_get) X(llama_sampler_apply) X(llama_sampler_accept)
 // clang-format on
 
 namespace dspark {

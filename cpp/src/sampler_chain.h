@@ -1,4 +1,5 @@
-// A caller's llama_sampler as rejection sampling needs it: the distribution that it makes of logits, and the draw from that.
+// A caller's llama_sampler: llama_sampler_sample() without its ends of the process, and what rejection sampling needs, the distribution that the
+// sampler makes of logits and the draw from that.
 //
 // In a chain whose last step is llama.cpp's "dist" the steps before it, whatever they are, leave a distribution, and dist draws from it.  So
 // the steps are applied once a token and told the token that came out, as llama_sampler_sample() does, and random numbers are dist's own: a
@@ -9,6 +10,13 @@
 #include "verify.h"
 
 namespace dspark {
+
+// Throws DSPARK_ERROR_ARGUMENT if a step of the chain is NULL, which is what llama.cpp makes of a malformed grammar.
+void require_steps(llama_sampler * sampler);
+
+// llama_sampler_sample() of a row's logits [n_vocab], for a sampler with all its steps.  Throws DSPARK_ERROR_STATE, with nothing accepted, where
+// llama.cpp would end the process: nothing was chosen, or what the grammar forbids.  buffer is scratch that the caller keeps.
+int32_t sample(llama_sampler * sampler, const float * logits, int32_t n_vocab, std::vector<llama_token_data> & buffer);
 
 class sampler_chain {
   public:
@@ -27,8 +35,8 @@ class sampler_chain {
     uint32_t random_bits();
     double   uniform() { return random_bits() / 4294967296.0; } // [0, 1)
 
-    // Tells every step which token came out.
-    void accept(int32_t token) { llama_sampler_accept(chain_, token); }
+    // Tells every step which token came out.  Throws as sample() does.
+    void accept(int32_t token);
 
     // The steps that only look at the logits before them (temperature, top-k, top-p, min-p, typical), by which a draft can shape
     // its own distributions.

@@ -371,10 +371,11 @@ int32_t session::sample(llama_sampler * sampler) {
         return argmax(logits, target_.n_vocab());
     }
     const bool is_drafted = round_open_ && round_.n_accepted() < round_.n_drafted();
-    return is_drafted && round_is_drawn_ && !match_reason_ ? sample_by_rejection(sampler, logits) : target_.sample(sampler, logits_row_);
+    return is_drafted && round_is_drawn_ && !match_reason_ ? sample_by_rejection(sampler, logits)
+                                                           : dspark::sample(sampler, logits, target_.n_vocab(), candidates_);
 }
 
-// One application of the sampler's steps and one accept, as in target_.sample().  If the draft does not stand the token is another one.
+// One application of the sampler's steps and one accept, as in dspark::sample().  If the draft does not stand the token is another one.
 int32_t session::sample_by_rejection(llama_sampler * sampler, const float * logits) {
     sampler_chain chain(sampler, candidates_);
     int32_t       token = -1;
@@ -396,6 +397,9 @@ int32_t session::sample_by_rejection(llama_sampler * sampler, const float * logi
 int32_t session::next(llama_sampler * sampler, int32_t n_draft_max) {
     if (n_draft_max < -1) {
         fail(DSPARK_ERROR_ARGUMENT, format("n_draft_max is %d, expected -1 (the session's limit), 0 (none) or more", n_draft_max));
+    }
+    if (sampler) {
+        require_steps(sampler);
     }
     require_untouched();
     match_reason_ = why_match(sampler);

@@ -23,8 +23,6 @@ class target {
     // Logits of a row of the last batch, [n_vocab]; null if it has none.
     const float * logits(int32_t row) const { return llama_get_logits_ith(ctx_, row); }
 
-    int32_t sample(llama_sampler * sampler, int32_t row) const { return llama_sampler_sample(sampler, ctx_, row); }
-
     // Rows of the last batch, 0: none yet.  llama.cpp builds its graph anew for another number.
     int32_t n_rows() const { return (int32_t) pos_.size(); }
 

@@ -26,6 +26,7 @@ from .incremental_tokenizer import IncrementalTokenizer
 from .interrupts import can_give_up, interruptible, watch
 from .kernels import install as install_kernels
 from .lookup import LookupDrafter
+from .sampling import checked_sampler
 from .session import Session
 from .speculation import Speculation
 from .target import FeatureTap, refuse_draft
@@ -351,6 +352,9 @@ class Llama(BaseLlama):  # type: ignore[misc, unused-ignore]
                     f"idx is {idx}, expected {self.n_tokens - 1}: without logits_all there are logits of the last token"
                 )
             return int(super().sample(*args, idx=idx, **kwargs))
+
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return checked_sampler(super()._init_sampler, *args, **kwargs)
 
     def reset(self) -> None:
         """Forgets the sequence."""

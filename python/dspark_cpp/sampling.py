@@ -1,4 +1,4 @@
-"""Sampler chains of llama.cpp for a session."""
+"""Sampler chains of llama.cpp: our own for a session, and llama_cpp's with errors where llama.cpp would crash."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import ctypes
 from typing import Any
 
 import llama_cpp
+from llama_cpp._internals import LlamaSampler
 
 from . import errors
-from ._native import ffi, require_llama
+from ._native import check, ffi, lib, require_llama
+from .grammar import require_grammar
 from .params import integer, number
 
 __all__ = ["Sampler"]
@@ -116,3 +118,28 @@ def sampler_pointer(sampler: Any) -> Any:
     if not isinstance(raw, llama_cpp.llama_sampler_p_ctypes) or not raw:
         raise errors.ArgumentError(f"the sampler is {sampler!r}, expected None, a Sampler or a llama_sampler pointer")
     return ffi.cast("struct llama_sampler *", ctypes.cast(raw, ctypes.c_void_p).value)
+
+
+class _CheckedSampler(LlamaSampler):  # type: ignore[misc, unused-ignore]
+    """llama_cpp's sampler, whose sample() raises where llama.cpp would end the process."""
+
+    def sample(self, ctx: Any, idx: int = -1) -> int:
+        token = ffi.new("int32_t *")
+        target = ffi.cast("struct llama_context *", ctypes.cast(ctx.ctx, ctypes.c_void_p).value)
+        check(lib.dspark_sample(target, sampler_pointer(self), idx, token))
+        return int(token[0])
+
+
+def checked_sampler(init: Any, *args: Any, grammar: Any = None, **kwargs: Any) -> LlamaSampler:
+    """What the base's ``_init_sampler`` makes, if llama.cpp can run it."""
+    if grammar is not None:
+        require_grammar(grammar)
+    sampler = init(*args, grammar=grammar, **kwargs)
+    chain = sampler.sampler
+    if not all(llama_cpp.llama_sampler_chain_get(chain, i) for i in range(llama_cpp.llama_sampler_chain_n(chain))):
+        sampler.close()
+        raise errors.ArgumentError(
+            "the grammar is not valid GBNF with a root rule and no left recursion; stderr has what llama.cpp says of it"
+        )
+    sampler.__class__ = _CheckedSampler
+    return sampler

@@ -1285,7 +1285,38 @@ static void test_samplers(llama_model * model) {
         return sampler;
     };
     llama_context * ctx = open_context(model);
-    ids             first;
+
+    // without a session the same tokens; what llama.cpp would end the process over is an error
+    {
+        dspark_session * s = open_session(ctx, nullptr);
+        append(s, prompt);
+        llama_sampler * sampler  = chain(2.0f, 1);
+        llama_sampler * again    = chain(2.0f, 1);
+        llama_sampler * chooser  = chain(0.0f, 1);
+        llama_sampler * chooses_nothing = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params());
+        llama_sampler * broken          = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params());
+        llama.llama_sampler_chain_add(broken, nullptr);
+        int32_t token = -1;
+        ASSERT_OK(dspark_sample(ctx, again, -1, &token));
+        ASSERT(token == next(s, 0, sampler));
+        ASSERT_OK(dspark_sample(ctx, chooser, -1, &token));
+        ASSERT(token == greedy(model, prompt, 1)[0]);
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_sample(ctx, chooses_nothing, -1, &token));
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_sample(ctx, chooser, 1000, &token));
+        for (llama_sampler * wrong : {broken, (llama_sampler *) nullptr}) {
+            ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_sample(ctx, wrong, -1, &token));
+        }
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_session_next(s, broken, -1, &token));
+        ASSERT_STATUS(DSPARK_ERROR_STATE, dspark_session_next(s, chooses_nothing, -1, &token));
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_sample(nullptr, chooser, -1, &token));
+        ASSERT_STATUS(DSPARK_ERROR_ARGUMENT, dspark_sample(ctx, chooser, -1, nullptr));
+        dspark_session_free(s);
+        for (llama_sampler * made : {sampler, again, chooser, chooses_nothing, broken}) {
+            llama.llama_sampler_free(made);
+        }
+    }
+
+    ids first;
     for (float temperature : {0.0f, 2.0f}) {
         for (uint32_t seed : {1u, 2u}) {
             llama_sampler *  sampler  = chain(temperature, seed);
