@@ -116,7 +116,7 @@ void make_block(ggml_type type, uint8_t * p, double * w) {
 void check(const kernel_table & table, ggml_type type) {
     const weight_kernels & kernels = *table.find(type);
     const bool             packs   = format_of(type).bits != 0;
-    const int64_t          n_rows  = 2 * table.lanes + 3;
+    const int64_t          n_rows  = 2 * table.tile_rows + 3;
     const int64_t          n_k     = packs ? 512 : 77;
     const size_t           bytes   = row_size(type, n_k);
 
@@ -127,10 +127,10 @@ void check(const kernel_table & table, ggml_type type) {
     }
     std::vector<uint8_t> packed = rows;
     if (packs) {
-        packed.resize(packed_size(type, table.lanes, n_k, n_rows));
-        pack(type, table.lanes, table.q8_bias, n_k, n_rows, rows.data(), packed.data());
+        packed.resize(packed_size(type, table.tile_rows, n_k, n_rows));
+        pack(type, table.tile_rows, table.q8_bias, n_k, n_rows, rows.data(), packed.data());
         std::vector<uint8_t> back(rows.size());
-        unpack(type, table.lanes, table.q8_bias, n_k, n_rows, packed.data(), back.data());
+        unpack(type, table.tile_rows, table.q8_bias, n_k, n_rows, packed.data(), back.data());
         ASSERT(back == rows);
     }
     // kernels may fetch ahead of the weights but not read there: the block ends where they do
@@ -154,7 +154,7 @@ void check(const kernel_table & table, ggml_type type) {
         }
         tile_args args{};
         args.weights     = reinterpret_cast<const char *>(packed.data());
-        args.stride      = packs ? tile_bytes(type, table.lanes, n_k) : bytes;
+        args.stride      = packs ? tile_bytes(type, table.tile_rows, n_k) : bytes;
         args.n_rows      = n_rows;
         args.n_k         = n_k;
         args.activations = activations.data();

@@ -36,7 +36,7 @@ struct attention {
         : op(dst), q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), sinks(dst->src[4]),
           kernels(*kernels_of_this_machine()->attention), n_dk(k->ne[0]), n_dv(v->ne[0]), n_q(q->ne[1]), n_head_kv(k->ne[2]),
           n_group(q->ne[2] / k->ne[2]), n_kv(k->ne[1]), n_blocks((n_kv + block_keys - 1) / block_keys),
-          width_k(round_up(n_dk, kernels_of_this_machine()->lanes)),
+          width_k(round_up(n_dk, kernels_of_this_machine()->attention->lanes)),
           stride(n_blocks * block_keys + 16), // of the scores of a row: not a power of 2, which would strain the caches
           n_cols(std::min(max_rows / n_group, n_q)),
           n_heads(std::clamp<int64_t>((int64_t) pass_bytes / 4 * n_threads / (n_cols * n_group * stride), 1, n_head_kv)),
@@ -226,7 +226,7 @@ struct pass {
 
     // Numbers i .. i + n - 1 of the results of some rows of one K/V head.
     void sum_up(int64_t row0, int64_t n_sums, int64_t i, int64_t n) {
-        const int64_t width = round_up(n, kernels_of_this_machine()->lanes);
+        const int64_t width = round_up(n, kernels_of_this_machine()->attention->lanes);
         float         max[value_rows];
         double        total[value_rows];
         for (int64_t r = 0; r < n_sums; ++r) {
@@ -262,11 +262,11 @@ struct pass {
     void sum_up_attended(int64_t row, int64_t i, int64_t n, float max, float * sum) {
         std::fill(sum, sum + n, 0.0f);
         for (int b = 0; b < *n_listed; ++b) {
-            read_block(a.v, head0 + row / head_rows, blocks()[b], i, n, round_up(n, kernels_of_this_machine()->lanes));
+            read_block(a.v, head0 + row / head_rows, blocks()[b], i, n, round_up(n, kernels_of_this_machine()->attention->lanes));
             weigh(row, blocks()[b], max, weights);
             for (int64_t j = 0; j < block_keys; ++j) {
                 for (int64_t d = 0; d < n && weights[j] != 0; ++d) {
-                    sum[d] = std::fma(weights[j], floats[j * round_up(n, kernels_of_this_machine()->lanes) + d], sum[d]);
+                    sum[d] = std::fma(weights[j], floats[j * round_up(n, kernels_of_this_machine()->attention->lanes) + d], sum[d]);
                 }
             }
         }

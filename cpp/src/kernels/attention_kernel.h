@@ -230,7 +230,7 @@ template <class I> struct attention_steps {
 
 template <class I> const attention_kernels * attention_of() {
     using steps = attention_steps<I>;
-    static constexpr attention_kernels kernels{steps::read, steps::scores, steps::finish, steps::largest, steps::weights, steps::values};
+    static constexpr attention_kernels kernels{I::lanes, steps::read, steps::scores, steps::finish, steps::largest, steps::weights, steps::values};
     return &kernels;
 }
 

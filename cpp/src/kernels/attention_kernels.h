@@ -15,6 +15,8 @@ struct rows {
 };
 
 struct attention_kernels {
+    int lanes; // of a vector: widths are multiples of it
+
     // A block of K or V as floats: the first n numbers, filled up with zeros to width, of rows that lie stride bytes apart, and
     // zeros for the rows that are missing behind the n_rows that there are.
     void (*read)(ggml_type type, const char * rows, size_t stride, int64_t n_rows, int64_t n, int64_t width, float * out);

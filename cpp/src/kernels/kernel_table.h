@@ -34,8 +34,8 @@ struct attention_kernels;
 
 struct kernel_table {
     const char *   name;
-    int            lanes;   // of a vector of 32-bit numbers; rows of a packed tile
-    int            q8_bias; // of packed Q8_0
+    int            tile_rows; // of packed weights
+    int            q8_bias;   // of packed Q8_0
     const attention_kernels * attention;
     weight_kernels of[GGML_TYPE_COUNT]; // no tile[0]: not covered
 

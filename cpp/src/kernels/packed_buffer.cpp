@@ -50,25 +50,25 @@ void release(void * p) {
 }
 
 size_t alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * t) {
-    return packable(t) ? packed_size(t->type, kernels_of_this_machine()->lanes, t->ne[0], t->ne[1]) : ggml_nbytes(t);
+    return packable(t) ? packed_size(t->type, kernels_of_this_machine()->tile_rows, t->ne[0], t->ne[1]) : ggml_nbytes(t);
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * t, const void * data, size_t offset, size_t size) {
     const kernel_table & k = *kernels_of_this_machine();
     if (offset == 0 && size == ggml_nbytes(t)) {
-        pack(t->type, k.lanes, k.q8_bias, t->ne[0], t->ne[1], data, t->data);
+        pack(t->type, k.tile_rows, k.q8_bias, t->ne[0], t->ne[1], data, t->data);
         return;
     }
     std::vector<char> rows(ggml_nbytes(t));
-    unpack(t->type, k.lanes, k.q8_bias, t->ne[0], t->ne[1], t->data, rows.data());
+    unpack(t->type, k.tile_rows, k.q8_bias, t->ne[0], t->ne[1], t->data, rows.data());
     memcpy(rows.data() + offset, data, size);
-    pack(t->type, k.lanes, k.q8_bias, t->ne[0], t->ne[1], rows.data(), t->data);
+    pack(t->type, k.tile_rows, k.q8_bias, t->ne[0], t->ne[1], rows.data(), t->data);
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * t, void * data, size_t offset, size_t size) {
     const kernel_table & k = *kernels_of_this_machine();
     std::vector<char>    rows(ggml_nbytes(t));
-    unpack(t->type, k.lanes, k.q8_bias, t->ne[0], t->ne[1], t->data, rows.data());
+    unpack(t->type, k.tile_rows, k.q8_bias, t->ne[0], t->ne[1], t->data, rows.data());
     memcpy(data, rows.data() + offset, size);
 }
 

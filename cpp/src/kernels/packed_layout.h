@@ -1,6 +1,6 @@
 // How quantised weights lie in a packed buffer.
 //
-// L rows (L: lanes of the instruction set's vectors of 32-bit numbers) make a tile.  In a tile, a vector of 4 L bytes has, for
+// L rows (L: lanes of the vectors of 32-bit numbers that the kernels work with) make a tile.  In a tile, a vector of 4 L bytes has, for
 // each row, four consecutive weights: what one dot-product instruction takes.  32 consecutive weights of all rows are
 // eight such vectors w[0..7] of unsigned numbers, stored as a *group*:
 //

@@ -14,7 +14,8 @@ namespace {
 template <class I> struct f32_weights {
     using weight = float;
     using number = float; // of the columns
-    static constexpr int step = I::lanes;
+    static constexpr int step   = I::lanes;
+    static constexpr int n_cols = I::f32_cols;
     static auto load(const weight * p) { return I::load(p); }
     static auto load_column(const number * p) { return I::load(p); }
     static auto add(typename I::vf acc, typename I::vf w, typename I::vf x) { return I::fma(w, x, acc); }
@@ -23,11 +24,13 @@ template <class I> struct f32_weights {
 
 template <class I> struct f16_weights : f32_weights<I> {
     using weight = uint16_t;
+    static constexpr int n_cols = I::plain_cols;
     static auto load(const weight * p) { return I::load_f16(p); }
 };
 
 template <class I> struct bf16_weights : f32_weights<I> {
     using weight = uint16_t;
+    static constexpr int n_cols = I::plain_cols;
     static auto load(const weight * p) { return I::load_bf16(p); }
 };
 
@@ -45,14 +48,14 @@ template <class W> void gather_plain(const float * x, int64_t n_k, int i, int n_
     }
 }
 
-// Four rows times n_cols columns at a time.  With several columns the rows go side by side, so that a number of a column that
-// was read serves all of them.  With one column they go one by one where vectors are wide enough for that: a single stream is
-// what processors fetch ahead fastest, and by themselves.
+// Four rows times n_cols columns.  With several columns rows go side by side, as many as registers hold the sums of, so that a number of
+// a column that was read serves all of them.  With one column they go one by one where vectors are wide enough for that: a single stream
+// is what processors fetch ahead fastest, and by themselves.
 template <class I, class W, int n_cols> void plain_tile(const tile_args & args) {
     using weight           = typename W::weight;
     using vf               = typename I::vf;
     constexpr int R        = 4;
-    constexpr int P        = n_cols == 1 ? I::lone_rows : R; // side by side
+    constexpr int P        = I::rows_beside(n_cols);
     constexpr int S        = W::step;
     const int64_t n_whole  = args.n_k / S * S;
     for (int64_t row0 = 0; row0 < args.n_rows; row0 += R) {
@@ -62,20 +65,21 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
             const int64_t row = row0 + r < args.n_rows ? row0 + r : args.n_rows - 1;
             rows[r]           = reinterpret_cast<const weight *>(args.weights + (size_t) row * args.stride);
         }
-        vf acc[R][n_cols];
-        for (int r = 0; r < R; ++r) {
-            for (int c = 0; c < n_cols; ++c) {
-                acc[r][c] = I::zero();
-            }
-        }
+        vf           sums[R][n_cols];
         const char * ahead = args.weights + (size_t) row0 * args.stride + 8192; // rows of a weight lie one behind another
         for (int r0 = 0; r0 < R; r0 += P) {
+            vf acc[P][n_cols];
+            for (int r = 0; r < P; ++r) {
+                for (int c = 0; c < n_cols; ++c) {
+                    acc[r][c] = I::zero();
+                }
+            }
             const auto * x    = reinterpret_cast<const typename W::number *>(args.activations);
-            const auto   step = [&acc, &x, r0](const weight * const * from, int64_t k) {
+            const auto   step = [&acc, &x](const weight * const * from, int64_t k) {
                 for (int r = 0; r < P; ++r) {
                     const auto w = W::load(from[r] + k);
                     for (int c = 0; c < n_cols; ++c) {
-                        acc[r0 + r][c] = W::add(acc[r0 + r][c], w, W::load_column(x + c * S));
+                        acc[r][c] = W::add(acc[r][c], w, W::load_column(x + c * S));
                     }
                 }
                 x += n_cols * S;
@@ -96,14 +100,19 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
                 }
                 step(from, 0);
             }
+            for (int r = 0; r < P; ++r) {
+                for (int c = 0; c < n_cols; ++c) {
+                    sums[r0 + r][c] = acc[r][c];
+                }
+            }
         }
         const int64_t n = args.n_rows - row0;
         for (int c = 0; c < n_cols; ++c) {
             if (n >= R) {
-                I::store_sums(args.out[c] + row0, acc[0][c], acc[1][c], acc[2][c], acc[3][c]);
+                I::store_sums(args.out[c] + row0, sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
             } else {
                 float last[R];
-                I::store_sums(last, acc[0][c], acc[1][c], acc[2][c], acc[3][c]);
+                I::store_sums(last, sums[0][c], sums[1][c], sums[2][c], sums[3][c]);
                 memcpy(args.out[c] + row0, last, (size_t) n * sizeof(float));
             }
         }
@@ -112,14 +121,14 @@ template <class I, class W, int n_cols> void plain_tile(const tile_args & args) 
 
 template <class I, class W, int n = 1> void fill_plain_tiles(weight_kernels & k) {
     k.tile[n - 1] = plain_tile<I, W, n>;
-    if constexpr (n < I::plain_cols) {
+    if constexpr (n < W::n_cols) {
         fill_plain_tiles<I, W, n + 1>(k);
     }
 }
 
 template <class I, class W> void fill_plain(weight_kernels & k) {
     k.n_rows    = 4;
-    k.n_cols    = I::plain_cols;
+    k.n_cols    = W::n_cols;
     k.k_step    = W::step;
     k.col_bytes = W::step * sizeof(typename W::number);
     k.gather    = gather_plain<W>;

@@ -140,7 +140,7 @@ template <class I, ggml_type type, int n_cols> void quant_tile(const tile_args &
 
 template <class I, ggml_type type, int n = 1> void fill_quant_tiles(weight_kernels & k) {
     k.tile[n - 1] = quant_tile<I, type, n>;
-    if constexpr (n < I::quant_cols) {
+    if constexpr (n < I::quant_cols(format_of(type).bits)) {
         fill_quant_tiles<I, type, n + 1>(k);
     }
 }
@@ -148,7 +148,7 @@ template <class I, ggml_type type, int n = 1> void fill_quant_tiles(weight_kerne
 template <class I, ggml_type type> void fill_quant(kernel_table & table) {
     weight_kernels & k = table.of[type];
     k.n_rows           = I::lanes;
-    k.n_cols           = I::quant_cols;
+    k.n_cols           = I::quant_cols(format_of(type).bits);
     k.k_step           = 32;
     k.col_bytes        = sizeof(act_group);
     k.gather           = gather_quant<I, type>;

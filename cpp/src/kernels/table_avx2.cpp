@@ -6,14 +6,14 @@
 #    include "attention_kernel.h"
 #    include "plain_kernel.h"
 #    include "quant_kernel.h"
-#    include "vec_avx2.h"
+#    include "vec_avx2_pair.h"
 
 namespace dspark::kernels {
 
 const kernel_table * table_avx2() {
     static const kernel_table table = [] {
-        kernel_table t{"avx2", avx2::lanes, avx2::q8_bias, attention_of<avx2>(), {}};
-        fill_all_quant<avx2>(t);
+        kernel_table t{"avx2", avx2_pair::lanes, avx2_pair::q8_bias, attention_of<avx2>(), {}};
+        fill_all_quant<avx2_pair>(t);
         fill_all_plain<avx2>(t);
         return t;
     }();

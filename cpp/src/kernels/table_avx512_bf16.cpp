@@ -13,7 +13,8 @@ namespace {
 struct bf16_pairs {
     using weight = uint16_t;
     using number = uint16_t;
-    static constexpr int step = 32;
+    static constexpr int step   = 32;
+    static constexpr int n_cols = avx512::plain_cols;
     static __m512i load(const weight * p) { return _mm512_loadu_si512(p); }
     static __m512i load_column(const number * p) { return _mm512_loadu_si512(p); }
     static __m512  add(__m512 acc, __m512i w, __m512i x) { return _mm512_dpbf16_ps(acc, (__m512bh) w, (__m512bh) x); }

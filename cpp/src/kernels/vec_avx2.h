@@ -11,10 +11,9 @@ namespace {
 
 struct avx2 {
     static constexpr int lanes      = 8;
-    static constexpr int q8_bias    = 0;
-    static constexpr int quant_cols = 4;
-    static constexpr int plain_cols = 3;
-    static constexpr int lone_rows  = 4;
+    static constexpr int plain_cols = 6;
+    static constexpr int f32_cols   = 3; // more of them, with two rows, wait for loads
+    static constexpr int rows_beside(int n_cols) { return n_cols <= 3 ? 4 : 2; }
 
     using vf = __m256;
     using vi = __m256i;
@@ -79,8 +78,6 @@ struct avx2 {
         return _mm256_set1_epi32(x);
     }
     static vi add_fours(vi sum, vi pairs) { return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
-    static vi dot(vi sum, vi w, vi x) { return add_fours(sum, _mm256_maddubs_epi16(w, x)); } // 2 * 63 * 127 fits 16 bits
-    static vi dot_q8(vi sum, vi w, vi x) { return add_fours(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))); }
     template <int bits> static vi low(vi v) { return _mm256_and_si256(v, _mm256_set1_epi8((1 << bits) - 1)); }
     static vi high_nibble(vi v) { return low<4>(_mm256_srli_epi16(v, 4)); }
     template <int from, int bits> static vi add_high(vi lo, vi v) {

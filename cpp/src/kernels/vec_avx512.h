@@ -12,9 +12,10 @@ namespace { // code for other instruction sets has functions of the same names
 struct avx512 {
     static constexpr int lanes      = 16;
     static constexpr int q8_bias    = 128; // dot() takes unsigned weights
-    static constexpr int quant_cols = 8;
-    static constexpr int plain_cols = 6;
-    static constexpr int lone_rows  = 1;
+    static constexpr int plain_cols = 6; // most columns of a tile of F16 and BF16
+    static constexpr int f32_cols   = 6;
+    static constexpr int quant_cols(int /*bits*/) { return 8; }
+    static constexpr int rows_beside(int n_cols) { return n_cols == 1 ? 1 : 4; }
 
     using vf = __m512;
     using vi = __m512i;

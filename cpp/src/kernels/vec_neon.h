@@ -12,9 +12,10 @@ namespace {
 struct neon {
     static constexpr int lanes      = 4;
     static constexpr int q8_bias    = 0;
-    static constexpr int quant_cols = 8;
     static constexpr int plain_cols = 5;
-    static constexpr int lone_rows  = 4;
+    static constexpr int f32_cols   = 5;
+    static constexpr int quant_cols(int /*bits*/) { return 8; }
+    static constexpr int rows_beside(int /*n_cols*/) { return 4; }
 
     using vf = float32x4_t;
     using vi = int32x4_t;
