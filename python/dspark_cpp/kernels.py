@@ -30,7 +30,7 @@ class KernelState:
     packs_weights: bool
     #: why the kernels are not active, or what they cannot do; "" if nothing is missing
     reason: str
-    #: instruction set: "avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon"; "" before the first install
+    #: instruction set: "avx512_bf16", "avx512", "avx_vnni", "avx2", "neon_i8mm", "neon"; "" before the first install
     isa: str
     #: operations computed by the kernels so far
     n_matmul: int

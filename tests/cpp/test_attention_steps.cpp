@@ -104,7 +104,7 @@ void check(const attention_kernels & a) {
 
 int main() {
     dspark::ggml_row_size = size_of_halves;
-    for (const char * name : {"avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon"}) {
+    for (const char * name : {"avx512_bf16", "avx512", "avx_vnni", "avx2", "neon_i8mm", "neon"}) {
         if (const kernel_table * table = find_kernels(name)) {
             check(*table->attention);
             printf("%s: checked\n", name);

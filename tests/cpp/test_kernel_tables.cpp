@@ -187,7 +187,7 @@ int main() {
     dspark::ggml_row_size  = row_size;
     dspark::ggml_type_size = block_bytes;
     int n_checked          = 0;
-    for (const char * name : {"avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon"}) {
+    for (const char * name : {"avx512_bf16", "avx512", "avx_vnni", "avx2", "neon_i8mm", "neon"}) {
         if (const kernel_table * table = find_kernels(name)) {
             for (int type = 0; type < GGML_TYPE_COUNT; ++type) {
                 if (table->find((ggml_type) type)) {

@@ -49,7 +49,7 @@ def test_an_installed_state_says_what_runs() -> None:
     state = kernels.install("auto")
     if not state.active:
         pytest.skip(state.reason)
-    assert state.isa in ("avx512_bf16", "avx512", "avx2", "neon_i8mm", "neon")
+    assert state.isa in ("avx512_bf16", "avx512", "avx_vnni", "avx2", "neon_i8mm", "neon")
     assert state.packs_weights and state.reason == ""
     assert kernels.install("off").reason == "the kernels were switched off"
     assert kernels.install("on").active
@@ -75,7 +75,7 @@ def test_a_processor_without_kernels_keeps_llama_cpps(run_python: Run) -> None:
     assert failed.returncode != 0 and "the kernels cannot be installed: no kernel is made" in failed.stderr
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["avx2", "avx_vnni", "avx512"])
 def test_lesser_instruction_sets_pass_the_self_test_too(isa: str, run_python: Run) -> None:
     if not kernels.install("auto").isa.startswith("avx"):
         pytest.skip("not an x86-64 processor with AVX2")

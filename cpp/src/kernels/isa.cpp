@@ -22,7 +22,7 @@ namespace dspark::kernels {
 namespace {
 
 struct features {
-    bool avx2 = false, avx512 = false, avx512_bf16 = false, neon_dotprod = false, neon_i8mm = false;
+    bool avx2 = false, avx_vnni = false, avx512 = false, avx512_bf16 = false, neon_dotprod = false, neon_i8mm = false;
 };
 
 #if defined(DSPARK_X86_64)
@@ -63,6 +63,7 @@ features detect() {
     }
     const uint64_t saved = saved_states();
     f.avx2        = (saved & 0x6) == 0x6 && bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5); // FMA, F16C, AVX2
+    f.avx_vnni    = f.avx2 && bit(seven_one.a, 4);
     f.avx512      = f.avx2 && (saved & 0xe6) == 0xe6 && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31) &&
                bit(seven.c, 11); // F, DQ, BW, VL, VNNI
     f.avx512_bf16 = f.avx512 && bit(seven_one.a, 5);
@@ -100,6 +101,7 @@ const kernel_table * find_kernels(const char * name) {
     const kernel_table * best[] = {
         f.avx512_bf16 ? table_avx512_bf16() : nullptr,
         f.avx512 ? table_avx512() : nullptr,
+        f.avx_vnni ? table_avx_vnni() : nullptr,
         f.avx2 ? table_avx2() : nullptr,
         f.neon_i8mm ? table_neon_i8mm() : nullptr,
         f.neon_dotprod ? table_neon() : nullptr,

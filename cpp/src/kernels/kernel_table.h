@@ -45,6 +45,7 @@ struct kernel_table {
 // Those of this build; null where the compiler makes code for another architecture.
 const kernel_table * table_avx512_bf16();
 const kernel_table * table_avx512();
+const kernel_table * table_avx_vnni();
 const kernel_table * table_avx2();
 const kernel_table * table_neon_i8mm();
 const kernel_table * table_neon();
